@@ -1,0 +1,1 @@
+"""rayguard: Ray-native fault tolerance for RL post-training of language models."""

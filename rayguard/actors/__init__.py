@@ -1,0 +1,1 @@
+"""Ray actors: the guard decorator and the mixin for engine owners."""

@@ -1,0 +1,1 @@
+"""Inference engines: one seam, its adapters, and the supervisor that keeps one alive."""

@@ -1,0 +1,1 @@
+"""What went wrong: facts, the catalog of known failures, the diagnosis."""

@@ -1,0 +1,1 @@
+"""Operating-system processes: identity, death, trees, progress."""

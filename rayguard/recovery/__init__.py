@@ -1,0 +1,1 @@
+"""What to do about a fault: decisions, budgets, incidents and their journal."""

@@ -1,0 +1,108 @@
+"""One fault from detection to closure, as people and machines read it.
+
+The journal (``rayguard.recovery.journal``) keeps incidents; the guard attaches the one that explains a
+final error to that error (``attach``), and a caller on the other side of Ray finds it (``incident_of``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+_ATTRIBUTE = "__rayguard_incident__"
+MAX_CHAIN = 16
+
+
+class Outcome(str, Enum):
+    """How an incident ended. ``OPEN`` in a journal means: not closed yet, or its process died."""
+
+    OPEN = "open"
+    RECOVERED = "recovered"
+    ANSWERED = "answered"  # the caller got the error that was its own
+    QUARANTINED = "quarantined"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One fault: what, where, when, why, what was done, what it cost.
+
+    Times ``*_at`` are wall-clock seconds, ``*_s`` durations in seconds. ``detect_s`` runs from the fault's
+    own time stamp (the engine's record, the process's exit) to its detection, ``recover_s`` from
+    detection to the moment the engine served again; None when unknown or not reached.
+    """
+
+    id: str
+    kind: str
+    scope: str
+    cause: str
+    signature: str = "unknown"
+    confidence: float = 0.0
+    evidence: tuple[str, ...] = ()
+    consequences: tuple[str, ...] = ()  # what followed from the cause: what the caller saw
+    advice: str = ""
+    target: str = ""  # class or engine name
+    actor_id: str = ""
+    job_id: str = ""
+    node: str = ""
+    pid: int = 0
+    epoch: int = 0
+    incarnation: int = 0
+    detected_at: float = 0.0
+    closed_at: float | None = None
+    detect_s: float | None = None
+    recover_s: float | None = None
+    remedy: str = ""
+    rung: int = 0
+    settings: tuple[str, ...] = ()  # safe settings in force after the remedy
+    requests: int = 0  # requests that were interrupted
+    tokens_saved: int = 0
+    tokens_lost: int = 0
+    outcome: Outcome = Outcome.OPEN
+    notes: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types; ``from_json`` is the inverse."""
+        return {**dataclasses.asdict(self), "outcome": self.outcome.value}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Incident:
+        """Rebuild an incident; unknown keys (of a newer version) are dropped, lists become tuples."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known
+        }
+        values["outcome"] = Outcome(values.get("outcome", Outcome.OPEN.value))
+        return cls(**values)
+
+    def sentence(self) -> str:
+        """Say in one line what happened and what came of it."""
+        cost = "" if self.recover_s is None else f" in {self.recover_s:.1f} s"
+        came = f"{self.remedy or 'no remedy'}: {self.outcome.value}{cost}"
+        return f"{self.kind} ({self.scope}) in {self.target}: {self.cause}; {came}"
+
+
+def attach(error: BaseException, incident: Incident) -> None:
+    """Hang ``incident`` on ``error`` so that it survives pickling; silently skip errors without a dict."""
+    try:
+        setattr(error, _ATTRIBUTE, incident)
+    except (AttributeError, TypeError):
+        return
+    if hasattr(error, "add_note"):  # Python 3.11+: shows in every traceback
+        error.add_note(f"rayguard incident {incident.id}: {incident.sentence()}")
+
+
+def incident_of(error: BaseException) -> Incident | None:
+    """Return the incident attached to ``error`` or to anything in its chain, Ray's wrappers included."""
+    link: BaseException | None = error
+    for _ in range(MAX_CHAIN):
+        if link is None:
+            return None
+        found = getattr(link, _ATTRIBUTE, None)
+        if isinstance(found, Incident):
+            return found
+        wrapped = getattr(link, "cause", None)
+        link = wrapped if isinstance(wrapped, BaseException) else (link.__cause__ or link.__context__)
+    return None

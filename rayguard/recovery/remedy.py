@@ -1,0 +1,34 @@
+"""What to do about a fault: one value, decided by ``rayguard.recovery.machine``, carried out by others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Action(str, Enum):
+    """The acts of recovery, gentle to harsh."""
+
+    NONE = "none"  # nothing to repair: the error goes to its caller
+    ANSWER_ERROR = "answer_error"  # the request's own fault: answer it, touch nothing else
+    RETRY = "retry"  # call again in the same process
+    QUARANTINE = "quarantine"  # answer this request with an error, go on with the others
+    RESTART_ENGINE = "restart_engine"  # rebuild the engine in the same process
+    RESTART_PROCESS = "restart_process"  # the process must die; Ray starts it again
+    GIVE_UP = "give_up"  # the budget is spent: a final error that tells the story
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """One decision. ``applied`` names the safe settings of the next engine, in the order they came."""
+
+    action: Action
+    rung: int = 0
+    applied: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def label(self) -> str:
+        """Short text for tables, metrics and logs: the action and the newest safe setting."""
+        newest = f"+{self.applied[-1]}" if self.applied and self.action is Action.RESTART_ENGINE else ""
+        return f"{self.action.value}{newest}"
