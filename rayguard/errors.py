@@ -16,10 +16,6 @@ class ConfigError(RayguardError, ValueError):
     """A setting, policy or decorated thing that cannot work; raised before anything runs."""
 
 
-class EngineBuildError(RayguardError, RuntimeError):
-    """``build_engine`` raised, or returned something that is no engine."""
-
-
 class EngineHungError(RayguardError, TimeoutError):
     """The engine made no progress although it had work; the message holds the evidence."""
 
@@ -30,26 +26,6 @@ class WeightsError(RayguardError, RuntimeError):
 
 class RecoveryTimeoutError(RayguardError, TimeoutError):
     """A recovery step passed its deadline."""
-
-
-class RequestQuarantinedError(RayguardError, RuntimeError):
-    """A request that was running each time an engine died is no longer tried.
-
-    Fields: ``request_id``, ``deaths`` (engines it was running on when they died), ``cause``.
-    """
-
-    def __init__(self, request_id: str, deaths: int, cause: str) -> None:
-        super().__init__(request_id, deaths, cause)
-        self.request_id = request_id
-        self.deaths = deaths
-        self.cause = cause
-
-    def __str__(self) -> str:
-        return (
-            f"request {self.request_id!r} was running on {self.deaths} engines when they died "
-            f"({self.cause}); it is quarantined. Look at its prompt and sampling parameters: "
-            f"`rayguard incidents` has the evidence."
-        )
 
 
 class GaveUpError(RayguardError, RuntimeError):

@@ -18,6 +18,8 @@ class GuardPolicy:
 
     ``call_retries``: how often a failing call is repeated in the same process (transient faults only).
     ``quarantine_after``: engines a request may be running on when they die before it is given up.
+    ``prefork``: keep a process with vLLM imported (about 200 MB of its own), from which an engine core
+    starts in 2 s instead of 18 s.
     ``probation_s``: fault-free seconds after which one safe setting is taken back; None keeps all.
     ``build_deadline_s``: one engine start, model loading included.
     ``teardown_deadline_s``: polite part of a teardown; force follows.
@@ -35,6 +37,7 @@ class GuardPolicy:
     )
     call_retries: int = 2
     quarantine_after: int = 3
+    prefork: bool = True
     probation_s: float | None = 1800.0
     build_deadline_s: float = 900.0
     teardown_deadline_s: float = 5.0

@@ -1,0 +1,161 @@
+"""``RolloutMixin``: for classes that own an inference engine.
+
+The engine's life is ``rayguard.engine.supervisor``'s; the guarding of ordinary methods is
+``rayguard.actors.guard``'s. Here they meet in one actor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from rayguard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from rayguard.engine.protocol import Engine
+    from rayguard.engine.settings import EngineSettings
+    from rayguard.engine.supervisor import EngineSupervisor
+    from rayguard.recovery.policy import GuardPolicy
+
+T = TypeVar("T")
+
+
+class RolloutMixin:
+    """An actor that owns an inference engine and outlives its deaths.
+
+    Write ``build_engine``, call ``start_engine`` in ``__init__`` and use the engine through
+    ``with_engine``. With an ``AsyncLLM``, await what ``with_engine`` and ``update_weights`` return; with an
+    ``LLM`` they block and return the value.
+    """
+
+    _engine_slot: EngineSupervisor | None = None
+
+    def build_engine(self, settings: EngineSettings) -> Any:
+        """Build and return an engine. Called again for each restart, with safer settings.
+
+        ``settings.as_kwargs(model=..., max_num_seqs=...)`` are the engine's arguments: your own values with
+        the safe settings in force over them.
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} has no build_engine(self, settings)")
+
+    def start_engine(self, *, weights: Any = None, policy: GuardPolicy | None = None) -> None:
+        """Build the first engine; returns when it is there.
+
+        Args:
+            weights: Where the current weights are: a callable that returns ``rayguard.Weights``, a
+                ``WeightSource``, or a checkpoint path. No request is served by an engine that has others.
+            policy: What may be done and for how long; the default is meant to be right.
+
+        Raises:
+            ConfigError: ``build_engine`` is missing, returns nothing or ignores its settings.
+            Exception: What ``build_engine`` raised, when no restart could help.
+        """
+        if self._engine_slot is not None:
+            raise ConfigError("start_engine was called twice: one actor owns one engine")
+        if type(self).build_engine is RolloutMixin.build_engine:
+            raise ConfigError(
+                f"{type(self).__qualname__} needs build_engine(self, settings), which returns its engine"
+            )
+        from rayguard.actors.surroundings import surroundings_of  # noqa: PLC0415 - imports are free
+        from rayguard.engine.slot import engine_slot  # noqa: PLC0415
+
+        around = surroundings_of(self)
+        self._engine_slot = engine_slot(
+            self.build_engine, weights=weights, policy=policy, surroundings=around
+        )
+        self._engine_slot.start()
+
+    @overload
+    def with_engine(self, use: Callable[[Any], Awaitable[T]]) -> Awaitable[T]: ...
+    @overload
+    def with_engine(self, use: Callable[[Any], T]) -> T: ...
+    def with_engine(self, use: Callable[[Any], Any]) -> Any:
+        """Return ``use(engine)``, whatever happens to the engine meanwhile.
+
+        vLLM requests go on where they were cut. What cannot go on (other calls, other engines) is called
+        again with the new engine: ``use`` may run twice.
+        """
+        slot = self._slot()
+        return _use_async(slot, use) if slot.is_async else _use(slot, use)
+
+    def update_weights(self) -> Any:
+        """Bring the engine to the source's current version and return that version.
+
+        Raises:
+            WeightsError: The source failed or its weights are unfit; the engine keeps what it had.
+        """
+        slot = self._slot()
+        return _update_async(slot) if slot.is_async else slot.bring_weights()
+
+    def engine_status(self) -> dict[str, Any]:
+        """Return what runs here: epoch, rung, settings, weight version, process ids, counters."""
+        return self._slot().status()
+
+    def stop_engine(self) -> None:
+        """End the engine to its last process."""
+        slot, self._engine_slot = self._engine_slot, None
+        if slot is not None:
+            slot.close()
+
+    def _slot(self) -> EngineSupervisor:
+        if self._engine_slot is None:
+            raise ConfigError(
+                f"{type(self).__qualname__} has no engine yet: call self.start_engine() in __init__"
+            )
+        return self._engine_slot
+
+
+def _use(slot: EngineSupervisor, use: Callable[[Any], T]) -> T:
+    slot.maintain()
+    while True:
+        engine = slot.engine(slot.patience_s)
+        if slot.weights_pending:
+            slot.bring_weights()
+        try:
+            return use(engine.handle)
+        except Exception as error:
+            recovery = slot.failed(error, engine)
+            if recovery is None:
+                raise
+            recovery.result(slot.patience_s)  # raises when there is no next engine; else: once more
+
+
+async def _use_async(slot: EngineSupervisor, use: Callable[[Any], Any]) -> Any:
+    while True:
+        engine = await _ready(slot)
+        try:
+            result = use(engine.handle)
+            return await result if inspect.isawaitable(result) else result
+        except Exception as error:
+            recovery = await asyncio.to_thread(slot.failed, error, engine)
+            if recovery is None:
+                raise
+            await asyncio.shield(asyncio.wrap_future(recovery))
+
+
+async def _update_async(slot: EngineSupervisor) -> str:
+    engine = await asyncio.to_thread(slot.engine, slot.patience_s)
+    _bind(engine)
+    return await asyncio.to_thread(slot.bring_weights)
+
+
+async def _ready(slot: EngineSupervisor) -> Engine:
+    """Return the engine once it serves with the current weights; never blocks the loop."""
+    if not slot.serving or slot.weights_pending:
+        engine = await asyncio.to_thread(slot.engine, slot.patience_s)
+        if slot.weights_pending:
+            _bind(engine)
+            await asyncio.to_thread(slot.bring_weights)
+    return slot.engine(0.0)
+
+
+def _bind(engine: Engine) -> None:
+    """Tell the engine which loop it lives on: its sockets belong to the first one that uses it."""
+    bind = getattr(engine, "bind", None)
+    if bind is not None:
+        with contextlib.suppress(RuntimeError):
+            bind()

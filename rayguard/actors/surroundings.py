@@ -1,0 +1,35 @@
+"""Who an engine belongs to, read from Ray: the real ``Surroundings`` of an engine slot in an actor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rayguard.actors.incarnation import ActorMemory, Incarnation
+from rayguard.engine.surroundings import Surroundings
+from rayguard.recovery.harmless import harmless
+
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def surroundings_of(owner: object) -> Surroundings:
+    """Return the surroundings of the engine that ``owner`` (an actor, or a plain object) starts now."""
+    life = Incarnation()
+    with harmless("incarnation"):
+        life = Incarnation.current()
+    memory = ActorMemory(life.actor_id, part="engine")
+    name = _called(owner)
+    return Surroundings(
+        target=name,
+        actor_id=life.actor_id,
+        job_id=life.job_id,
+        node=life.node_id,
+        incarnation=life.number,
+        recall=memory.load,
+        remember=memory.save,
+        restartable=lambda: life.restartable,
+    )
+
+
+def _called(owner: Any) -> str:
+    return type(owner).__qualname__.rpartition(".")[2]

@@ -1,0 +1,160 @@
+"""Building one engine from the user's recipe: settings, environment, prefork, deadline, checks.
+
+Says what is wrong with a recipe at its first call. What to do when a build fails is
+``rayguard.engine.supervisor``'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from rayguard.engine.bounded import bounded
+from rayguard.engine.plain import PlainEngine
+from rayguard.engine.records import clear
+from rayguard.engine.settings import SAFE_SETTINGS, EngineSettings
+from rayguard.errors import ConfigError, RecoveryTimeoutError
+from rayguard.process.identity import ProcessId, mark_environment, owner_mark
+from rayguard.process.tree import descendants, end
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from rayguard.engine.prefork import PreforkServer
+    from rayguard.engine.protocol import Engine
+
+    Recipe = Callable[[EngineSettings], Any]
+    Report = Callable[[Exception, Any], Future[None]]
+
+RECORDS_ENV = "RAYGUARD_RECORDS"
+_PRELOAD_S = 60.0  # a preload takes about 10 s; past this, vLLM's own start is as good
+_PATIENCE_S = 6 * 3600.0  # a recovery ends by its own deadlines and budget; this only bounds a bug in it
+_ONE_BUILD = threading.Lock()  # the environment and vLLM's start method are the process's
+
+
+class EngineBuilder:
+    """Calls ``build_engine(settings)`` and turns what it returns into an ``Engine``."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        report: Report,
+        *,
+        records: Path,
+        prefork: PreforkServer | None,
+    ) -> None:
+        if not callable(recipe):
+            raise ConfigError(f"build_engine must be a function of the settings, got {recipe!r}")
+        self.records = records
+        self.mark = owner_mark(ProcessId.me())
+        self._recipe = recipe
+        self._report = report
+        self._prefork = prefork
+        self._facts: Mapping[str, Any] = {}
+        self._accepted: frozenset[str] | None = None
+        self._base: dict[str, Any] | None = None
+
+    def build(self, applied: tuple[str, ...], predecessor: Engine | None, *, deadline_s: float) -> Engine:
+        """Return a new engine that does not serve yet.
+
+        Raises:
+            ConfigError: The recipe cannot work: it returned nothing, or ignores its settings.
+            RecoveryTimeoutError: The deadline passed; what the build had started was ended.
+            Exception: Whatever the recipe raised.
+        """
+        settings = EngineSettings(applied=applied, facts=self._facts, accepted=self._accepted)
+        before = set(descendants(ProcessId.me()))
+        with _ONE_BUILD, self._environment():
+            clear(self.records)
+            try:
+                built = bounded(lambda: self._construct(settings), deadline_s, "rayguard-build")
+            except TimeoutError as late:
+                started = [child for child in descendants(ProcessId.me()) if child not in before]
+                end(started, polite_s=0.0, mark=self.mark)
+                raise RecoveryTimeoutError(f"build_engine took over {deadline_s:.0f} s") from late
+            except TypeError as error:
+                raise _explained(error) from error
+        self._check(built, settings)
+        engine = self._adapt(built, predecessor)
+        self._facts = self._facts or engine.facts()
+        return engine
+
+    def _construct(self, settings: EngineSettings) -> Any:
+        # In the thread that builds: which start method vLLM uses is chosen per thread.
+        if self._prefork is None:
+            return self._recipe(settings)
+        from rayguard.engine.prefork import installed  # noqa: PLC0415 - only where there is a server
+
+        with installed(self._prefork, wait_s=_PRELOAD_S):
+            return self._recipe(settings)
+
+    def why_unusable(self, applied: tuple[str, ...]) -> str:
+        """Return what the installed engine says against these safe settings, before anything is built."""
+        if self._base is None or self._accepted is None:
+            return ""
+        from rayguard.engine.vllm import check_arguments  # noqa: PLC0415 - only after a vLLM engine was built
+
+        settings = EngineSettings(applied=applied, facts=self._facts, accepted=self._accepted)
+        try:
+            check_arguments(settings.as_kwargs(**self._base))
+        except Exception as refused:  # noqa: BLE001 - vLLM refuses with many types
+            return f"{type(refused).__name__}: {refused}"
+        return ""
+
+    def _check(self, built: object, settings: EngineSettings) -> None:
+        if built is None:
+            raise ConfigError("build_engine(settings) returned None: return the engine that it builds")
+        if settings.base is None:
+            raise ConfigError(
+                "build_engine(settings) ignores its settings, so no restart could make the engine safer: "
+                "build it with **settings.as_kwargs(model=..., your=values)"
+            )
+        self._base = settings.base
+
+    def _adapt(self, built: Any, predecessor: Engine | None) -> Engine:
+        if type(built).__module__.partition(".")[0] == "vllm":
+            from rayguard.engine.vllm import VllmEngine, accepted_arguments, is_vllm  # noqa: PLC0415
+
+            if is_vllm(built):
+                self._accepted = accepted_arguments()
+                return VllmEngine(
+                    built,
+                    self._report,
+                    mark=self.mark,
+                    patience_s=_PATIENCE_S,
+                    predecessor=predecessor,
+                )
+        adopt = getattr(built, "rayguard_engine", None)  # an engine that brings its own adapter
+        if callable(adopt):
+            adapted: Engine = adopt(self._report, predecessor)
+            return adapted
+        return PlainEngine(built)
+
+    @contextlib.contextmanager
+    def _environment(self) -> Iterator[None]:
+        """Let the processes that are started meanwhile carry our mark and write their records."""
+        wanted = {**mark_environment(self.mark), RECORDS_ENV: str(self.records)}
+        before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+def _explained(error: TypeError) -> Exception:
+    """Say what to do when a recipe passes an argument both by hand and through its settings."""
+    if "multiple values for keyword argument" in str(error):
+        return ConfigError(
+            f"{error}: pass your own values through settings.as_kwargs(max_num_seqs=..., ...) and not beside "
+            f"it, so that a safe setting can lower them ({', '.join(SAFE_SETTINGS)})"
+        )
+    return error

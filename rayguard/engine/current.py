@@ -1,0 +1,66 @@
+"""Which weights an engine must have before it serves, and the proof that it has them.
+
+The weights themselves are ``rayguard.engine.weights``; loading them is each adapter's ``push``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rayguard.engine.bounded import bounded
+from rayguard.engine.weights import check, verify
+from rayguard.errors import RecoveryTimeoutError, WeightsError
+
+if TYPE_CHECKING:
+    from rayguard.engine.protocol import Engine
+    from rayguard.engine.weights import Weights, WeightSource
+
+
+class CurrentWeights:
+    """Brings engines to the version that the source says is current.
+
+    Invariant: ``version`` is what the last engine proved to have, never what was only sent.
+    """
+
+    def __init__(self, source: WeightSource | None, deadline_s: float) -> None:
+        self._source = source
+        self._deadline_s = deadline_s
+        self.version = ""
+        self.pending = False  # an engine serves nobody until this is False
+
+    def required(self) -> None:
+        """A new engine has the weights it was built with: others are needed, if there is a source."""
+        self.pending = self._source is not None
+        self.version = ""
+
+    def bring(self, engine: Engine) -> str:
+        """Load the current version into ``engine`` and read back what it has now.
+
+        Raises:
+            WeightsError: The source failed, the weights are unfit (NaN, malformed), or the engine reports
+                others than it was sent.
+            RecoveryTimeoutError: The deadline passed.
+        """
+        wanted = self._fetch()
+        if wanted is None:
+            self.pending = False
+            return self.version
+        check(wanted)
+        self.pending = True  # from here on the engine may be half loaded
+        self.version = ""
+        verify(wanted, engine.push(wanted, deadline_s=self._deadline_s))
+        self.version, self.pending = wanted.version, False
+        return self.version
+
+    def _fetch(self) -> Weights | None:
+        source = self._source
+        if source is None:
+            return None
+        try:
+            return bounded(source.current, self._deadline_s, "rayguard-weights")
+        except TimeoutError as late:
+            raise RecoveryTimeoutError(f"the weight source took over {self._deadline_s:.0f} s") from late
+        except WeightsError:
+            raise
+        except Exception as error:
+            raise WeightsError(f"the weight source failed: {type(error).__name__}: {error}") from error

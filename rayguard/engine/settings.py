@@ -1,0 +1,112 @@
+"""Safe settings: what each rung of the ladder means to an engine, in vLLM's own argument names.
+
+Pure. Which rung comes when is ``rayguard.recovery``; whether the installed vLLM accepts the result is
+asked by ``rayguard.engine.vllm`` before an engine is built with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rayguard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Values = dict[str, Any]
+
+# vLLM's defaults for the arguments that safe settings touch (vllm/engine/arg_utils.py, EngineArgs). They
+# are handed out even when nothing is overridden, so that a recipe which also passes one of them by hand
+# fails at its first call ("multiple values for keyword argument") and not at the first restart.
+DEFAULTS: Mapping[str, Any] = {
+    "async_scheduling": None,
+    "enable_chunked_prefill": None,
+    "max_num_batched_tokens": None,
+    "enable_prefix_caching": None,
+    "enforce_eager": False,
+    "max_num_seqs": None,
+}
+
+
+def _async_scheduling_off(_now: Values) -> Values:
+    return {"async_scheduling": False}
+
+
+def _chunked_prefill_off(now: Values) -> Values:
+    # Without chunks a whole prompt must fit one step: vLLM refuses a smaller token budget.
+    longest, budget = now.get("max_model_len"), now.get("max_num_batched_tokens")
+    if isinstance(longest, int) and isinstance(budget, int):
+        return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(longest, budget)}
+    return {"enable_chunked_prefill": False}
+
+
+def _prefix_caching_off(_now: Values) -> Values:
+    return {"enable_prefix_caching": False}
+
+
+def _eager(_now: Values) -> Values:
+    return {"enforce_eager": True}
+
+
+def _fewer_sequences(now: Values) -> Values:
+    lowered: Values = {"max_num_seqs": max(1, int(now.get("max_num_seqs") or 128) // 4)}
+    share = now.get("gpu_memory_utilization")
+    if isinstance(share, float):
+        lowered["gpu_memory_utilization"] = round(max(0.1, share - 0.05), 3)
+    return lowered
+
+
+def _one_sequence(_now: Values) -> Values:
+    return {"max_num_seqs": 1}
+
+
+SAFE_SETTINGS: Mapping[str, Callable[[Values], Values]] = {
+    "async_scheduling_off": _async_scheduling_off,
+    "chunked_prefill_off": _chunked_prefill_off,
+    "prefix_caching_off": _prefix_caching_off,
+    "eager": _eager,
+    "fewer_sequences": _fewer_sequences,
+    "one_sequence": _one_sequence,
+}
+
+
+@dataclass(slots=True)
+class EngineSettings:
+    """What ``build_engine(settings)`` gets: the safe settings in force.
+
+    ``facts`` holds what a running engine was seen to use (``max_model_len`` and the like), for settings
+    that depend on others; ``accepted`` the argument names that the installed engine knows (None: any).
+    """
+
+    applied: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    accepted: frozenset[str] | None = None
+    base: Values | None = None  # what the recipe passed to as_kwargs; None: it never asked
+
+    def __post_init__(self) -> None:
+        """Refuse a name that is no safe setting."""
+        unknown = [name for name in self.applied if name not in SAFE_SETTINGS]
+        if unknown:
+            raise ConfigError(
+                f"no such safe setting: {', '.join(unknown)}; there are {', '.join(SAFE_SETTINGS)}"
+            )
+
+    def overrides(self, base: Mapping[str, Any]) -> Values:
+        """Return what the safe settings change, given your own values ``base``."""
+        now: Values = {**self.facts, **{k: v for k, v in base.items() if v is not None}}
+        changed: Values = {}
+        for name in self.applied:
+            step = SAFE_SETTINGS[name]({**now, **changed})
+            changed.update({k: v for k, v in step.items() if self.accepted is None or k in self.accepted})
+        return changed
+
+    def as_kwargs(self, **base: Any) -> Values:
+        """Return the engine's arguments: your own values, with the safe settings in force over them.
+
+        Pass your own values here (``settings.as_kwargs(max_num_seqs=64)``) and not beside it: a safe
+        setting must be able to lower them.
+        """
+        self.base = base
+        known = {k: v for k, v in DEFAULTS.items() if self.accepted is None or k in self.accepted}
+        return {**known, **base, **self.overrides(base)}

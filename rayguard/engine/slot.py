@@ -1,0 +1,65 @@
+"""Putting an engine slot together from its parts: one call for the actors' layer and for tests."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from rayguard.engine.builder import EngineBuilder
+from rayguard.engine.current import CurrentWeights
+from rayguard.engine.lives import Lives
+from rayguard.engine.prefork import PreforkServer
+from rayguard.engine.recovery import Recovery
+from rayguard.engine.supervisor import EngineSupervisor
+from rayguard.engine.surroundings import Surroundings
+from rayguard.engine.watch import EngineWatch
+from rayguard.engine.weights import as_source
+from rayguard.recovery.policy import GuardPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+    from pathlib import Path
+    from typing import Any
+
+    from rayguard.engine.protocol import Engine
+    from rayguard.faults.fault import Silence
+
+
+def engine_slot(
+    recipe: Callable[[Any], Any],
+    *,
+    weights: Any = None,
+    policy: GuardPolicy | None = None,
+    surroundings: Surroundings | None = None,
+) -> EngineSupervisor:
+    """Return a supervisor for engines made by ``recipe(settings)``; call ``start`` on it.
+
+    ``weights`` is anything ``rayguard.engine.weights.as_source`` takes, or None for engines that keep the
+    weights they were built with.
+    """
+    policy, around = policy or GuardPolicy(), surroundings or Surroundings()
+    slot: list[EngineSupervisor] = []  # the parts report to the whole, which is made of them
+
+    def report(error: Exception, life: Any) -> Future[None]:
+        return slot[0].report(error, life)
+
+    def noticed(engine: Engine, silence: Silence | None) -> None:
+        slot[0].noticed(engine, silence)
+
+    server = PreforkServer() if policy.prefork else None
+    if server is not None:
+        server.start()
+    lives = Lives(
+        EngineBuilder(recipe, report, records=_records(around), prefork=server),
+        EngineWatch(policy, noticed),
+        CurrentWeights(None if weights is None else as_source(weights), policy.weights_deadline_s),
+        policy,
+    )
+    supervisor = EngineSupervisor(lives, Recovery(lives, policy, around), policy, around)
+    slot.append(supervisor)
+    return supervisor
+
+
+def _records(around: Surroundings) -> Path:
+    return around.home() / "records" / f"{os.getpid()}-{around.target}"

@@ -1,0 +1,95 @@
+"""An incident of an engine, written while it happens: opened at detection, closed when it is over."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rayguard.engine.evidence import began_at
+from rayguard.recovery.harmless import harmless
+from rayguard.recovery.incident import Incident, Outcome
+from rayguard.recovery.tally import TALLY
+
+if TYPE_CHECKING:
+    from rayguard.engine.protocol import Carried
+    from rayguard.engine.surroundings import Surroundings
+    from rayguard.faults.diagnosis import Diagnosis
+    from rayguard.faults.fault import Fault
+    from rayguard.recovery.remedy import Remedy
+
+
+class Story:
+    """One incident. Its first version is in the journal before anything is done about it."""
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        fault: Fault,
+        diagnosis: Diagnosis,
+        *,
+        detected_at: float,
+        epoch: int,
+        requests: int,
+    ) -> None:
+        self._around = surroundings
+        began = began_at(fault)
+        self.incident = Incident(
+            id=uuid.uuid4().hex[:12],
+            kind=diagnosis.kind.value,
+            scope=diagnosis.scope.value,
+            cause=diagnosis.cause,
+            signature=diagnosis.signature,
+            confidence=diagnosis.confidence,
+            evidence=diagnosis.evidence,
+            consequences=_followed(fault, diagnosis),
+            advice=diagnosis.advice,
+            target=surroundings.target,
+            actor_id=surroundings.actor_id,
+            job_id=surroundings.job_id,
+            node=surroundings.node,
+            pid=os.getpid(),
+            incarnation=surroundings.incarnation,
+            epoch=epoch,
+            detected_at=detected_at,
+            detect_s=None if began is None else max(0.0, detected_at - began),
+            requests=requests,
+        )
+        self._write()
+
+    def treated(self, remedy: Remedy) -> None:
+        """Note what is about to be done; the newest remedy of an emergency is the one that counts."""
+        self.incident = replace(self.incident, remedy=remedy.label, rung=remedy.rung, settings=remedy.applied)
+        self._write()
+
+    def note(self, text: str) -> None:
+        """Add a line for people."""
+        self.incident = replace(self.incident, notes=(*self.incident.notes, text))
+
+    def close(self, outcome: Outcome, carried: Carried | None = None) -> Incident:
+        """Write how it ended and count it."""
+        now = self._around.now()
+        self.incident = replace(
+            self.incident,
+            outcome=outcome,
+            closed_at=now,
+            recover_s=now - self.incident.detected_at if outcome is Outcome.RECOVERED else None,
+            tokens_saved=0 if carried is None else carried.tokens_saved,
+            tokens_lost=0 if carried is None else carried.tokens_lost,
+        )
+        self._write()
+        TALLY.closed(self.incident)
+        return self.incident
+
+    def _write(self) -> None:
+        with harmless("journal"):
+            self._around.write(self.incident)
+
+
+def _followed(fault: Fault, diagnosis: Diagnosis) -> tuple[str, ...]:
+    with harmless("diagnosis"):
+        from rayguard.faults.diagnose import consequences  # noqa: PLC0415 - only on failure
+
+        return consequences(fault, diagnosis)
+    return ()

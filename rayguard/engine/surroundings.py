@@ -1,0 +1,58 @@
+"""What an engine's supervisor needs from outside, as plain callables.
+
+Tests hand in their own, with pieces that raise; the real ones are put together in ``rayguard.actors``.
+Nothing in here may stop a recovery: each is called under ``rayguard.recovery.harmless``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from rayguard.faults.diagnosis import Diagnosis
+    from rayguard.faults.fault import Fault
+    from rayguard.recovery.incident import Incident
+
+
+def _diagnose(fault: Fault) -> Diagnosis:
+    from rayguard.faults.diagnose import diagnose  # noqa: PLC0415 - loads the catalog, only on failure
+
+    return diagnose(fault)
+
+
+def _write(incident: Incident) -> bool:
+    from rayguard.recovery.journal import default_journal  # noqa: PLC0415
+
+    return default_journal().write(incident)
+
+
+def _home() -> Path:
+    from rayguard.config import Settings  # noqa: PLC0415 - pydantic, only where it is used
+
+    return Settings().home
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Who the engine belongs to, and the hands that are not the engine's."""
+
+    target: str = "engine"  # what people call it: the actor's class
+    actor_id: str = ""
+    job_id: str = ""
+    node: str = ""
+    incarnation: int = 0
+    home: Callable[[], Path] = _home
+    diagnose: Callable[[Fault], Diagnosis] = _diagnose
+    write: Callable[[Incident], bool] = _write
+    recall: Callable[[], dict[str, Any]] = dict  # what an earlier incarnation remembered
+    remember: Callable[[dict[str, Any]], object] = field(default=lambda _state: None)
+    changed: Callable[[], object] = field(default=lambda: None)  # tell the status page
+    restartable: Callable[[], bool] = field(default=lambda: False)
+    die: Callable[[], object] = field(default=lambda: os._exit(1))
+    now: Callable[[], float] = time.time

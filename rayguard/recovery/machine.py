@@ -1,0 +1,205 @@
+"""What to do about a fault of an engine: state and event in, state and remedy out.
+
+Pure: the clock, the journal and the engine are elsewhere (``rayguard.engine.supervisor`` enacts). What to
+do about a failing *call* of an ordinary guarded method is ``rayguard.recovery.calls``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from rayguard.faults.diagnosis import Scope
+from rayguard.recovery.remedy import Action, Remedy
+
+if TYPE_CHECKING:
+    from rayguard.faults.diagnosis import Diagnosis
+    from rayguard.recovery.policy import GuardPolicy
+
+_NOT_THE_ENGINES_FAULT = frozenset({Scope.CODE, Scope.JOB, Scope.GROUP, Scope.NODE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """What one engine slot has been through. It survives the process (``to_json``), requests do not."""
+
+    applied: tuple[str, ...] = ()  # safe settings in force
+    pinned: tuple[str, ...] = ()  # invariant: a pinned setting is never taken back in this job
+    unusable: tuple[str, ...] = ()  # rungs that this engine cannot be built with
+    restarts: tuple[float, ...] = ()  # wall-clock seconds of engine restarts
+    process_restarts: tuple[float, ...] = ()
+    seen: tuple[tuple[str, float], ...] = ()  # (signature, last time): a second one soon climbs a rung
+    last_fault_at: float = 0.0
+    on_probation: str | None = None  # the setting that was last taken back
+    tried: tuple[str, ...] = ()  # labels of the remedies of the running emergency, for the final error
+    deaths: dict[str, int] = field(default_factory=dict)  # request id -> engines it was on as they died
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types; running requests stay out (they die with the process)."""
+        return {**asdict(self), "deaths": {}}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> EngineState:
+        """Rebuild a state; unknown keys (of a newer version) are dropped."""
+        known = {f.name for f in fields(cls)}
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known
+        }
+        values["seen"] = tuple((str(name), float(at)) for name, at in values.get("seen", ()))
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The engine failed, or a call to it did.
+
+    ``requests`` ran on it at that moment. ``own_process`` says that the engine lives in this very
+    process; for one with processes of its own, killing those is enough to get rid of a poisoned one.
+    """
+
+    diagnosis: Diagnosis
+    now: float
+    requests: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()  # suspects that were not running
+    own_process: bool = False
+    restartable: bool = False  # may this process die, will Ray start it again?
+    alive: bool = False  # the engine still runs: the failure may be the caller's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The remedy, and what becomes of the requests that were running."""
+
+    remedy: Remedy
+    quarantined: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()  # to be run one at a time, to find the one that kills
+
+
+def handle(state: EngineState, event: Failed, policy: GuardPolicy) -> tuple[EngineState, Decision]:
+    """Return the next state and what to do about ``event``.
+
+    Invariants: a living engine is never restarted for a request's or the user's own error; the number of
+    restarts within the budgets' windows never exceeds them; safe settings are only added here.
+    """
+    scope = event.diagnosis.scope
+    if event.alive and scope is Scope.REQUEST:
+        return state, _leave(state, Action.ANSWER_ERROR, "the request's own fault")
+    if event.alive and scope in _NOT_THE_ENGINES_FAULT:
+        return state, _leave(state, Action.NONE, f"scope {scope.value}: a new engine would not help")
+    state = _blame(_note(state, event, policy), event)
+    action = _affordable(state, event, policy)
+    if action is Action.RESTART_ENGINE:
+        state = replace(_climb(state, event, policy), restarts=(*state.restarts, event.now))
+    elif action is Action.RESTART_PROCESS:
+        state = replace(state, process_restarts=(*state.process_restarts, event.now))
+    remedy = Remedy(
+        action=action, rung=len(state.applied), applied=state.applied, reason=_why(action, policy)
+    )
+    state = replace(
+        state,
+        tried=(*state.tried, remedy.label),
+        seen=_remember(state.seen, event.diagnosis.signature, event.now),
+        last_fault_at=event.now,
+    )
+    killed = state.deaths
+    quarantined = tuple(r for r in event.requests if killed.get(r, 0) >= policy.quarantine_after)
+    most = policy.quarantine_after - 1
+    suspects = tuple(r for r in (*event.requests, *event.held) if 0 < killed.get(r, 0) == most)
+    return state, Decision(remedy=remedy, quarantined=quarantined, suspects=suspects)
+
+
+def build_failed(state: EngineState, setting: str) -> EngineState:
+    """Return the state after an engine could not be built because of its newest safe setting."""
+    return replace(
+        state,
+        applied=tuple(name for name in state.applied if name != setting),
+        pinned=tuple(name for name in state.pinned if name != setting),
+        unusable=(*state.unusable, setting),
+    )
+
+
+def settled(state: EngineState) -> EngineState:
+    """Return the state once an emergency is over: the next final error tells only its own story."""
+    return replace(state, tried=())
+
+
+def take_back(state: EngineState, policy: GuardPolicy, now: float) -> EngineState | None:
+    """Return the state one safe setting lower, when it is time to try; None when it is not.
+
+    After ``probation_s`` without faults the newest setting that is not pinned is taken back. If a fault
+    comes within another ``probation_s``, it returns and is pinned (see ``_climb``).
+    """
+    free = [name for name in state.applied if name not in state.pinned]
+    if policy.probation_s is None or not free or now - state.last_fault_at < policy.probation_s:
+        return None
+    back = free[-1]
+    return replace(
+        state,
+        applied=tuple(name for name in state.applied if name != back),
+        on_probation=back,
+        last_fault_at=now,
+    )
+
+
+def _leave(state: EngineState, action: Action, reason: str) -> Decision:
+    return Decision(
+        remedy=Remedy(action=action, rung=len(state.applied), applied=state.applied, reason=reason)
+    )
+
+
+def _note(state: EngineState, event: Failed, policy: GuardPolicy) -> EngineState:
+    return replace(
+        state,
+        restarts=policy.engine_budget.recent(state.restarts, event.now),
+        process_restarts=policy.process_budget.recent(state.process_restarts, event.now),
+    )
+
+
+def _blame(state: EngineState, event: Failed) -> EngineState:
+    # Answered requests are forgotten here: only those that ran or wait can ever be quarantined.
+    held = {r: n for r, n in state.deaths.items() if r in event.held}
+    return replace(state, deaths={**held, **{r: state.deaths.get(r, 0) + 1 for r in event.requests}})
+
+
+def _affordable(state: EngineState, event: Failed, policy: GuardPolicy) -> Action:
+    must_die = event.own_process and (event.diagnosis.poisoned or event.diagnosis.scope is Scope.PROCESS)
+    if not must_die and policy.engine_budget.allows(state.restarts, event.now):
+        return Action.RESTART_ENGINE
+    if event.restartable and policy.process_budget.allows(state.process_restarts, event.now):
+        return Action.RESTART_PROCESS
+    return Action.GIVE_UP
+
+
+def _climb(state: EngineState, event: Failed, policy: GuardPolicy) -> EngineState:
+    diagnosis = event.diagnosis
+    if state.on_probation is not None:
+        back, soon = state.on_probation, event.now - state.last_fault_at < (policy.probation_s or 0.0)
+        state = replace(state, on_probation=None)
+        if soon:
+            return replace(state, applied=(*state.applied, back), pinned=(*state.pinned, back))
+    window = policy.engine_budget.within_s
+    again = any(name == diagnosis.signature and event.now - at < window for name, at in state.seen)
+    if diagnosis.retry_same_settings and not diagnosis.deterministic and not again:
+        return state
+    taken = (*state.applied, *state.unusable)
+    name = policy.ladder.next(taken, diagnosis.cures)
+    if name is None:
+        return state
+    pinned = (*state.pinned, name) if diagnosis.deterministic and name in diagnosis.cures else state.pinned
+    return replace(state, applied=(*state.applied, name), pinned=pinned)
+
+
+def _remember(
+    seen: tuple[tuple[str, float], ...], signature: str, now: float
+) -> tuple[tuple[str, float], ...]:
+    return (*((name, at) for name, at in seen if name != signature), (signature, now))
+
+
+def _why(action: Action, policy: GuardPolicy) -> str:
+    if action is Action.GIVE_UP:
+        engine, process = policy.engine_budget, policy.process_budget
+        return (
+            f"the budget is spent ({engine.max_restarts} engine restarts in {engine.within_s:.0f} s, "
+            f"{process.max_restarts} process restarts in {process.within_s:.0f} s)"
+        )
+    return ""
