@@ -16,7 +16,7 @@ from rayguard.errors import ConfigError, EngineHungError, GaveUpError
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
 from rayguard.recovery.harmless import harmless
 from rayguard.recovery.incident import Outcome, attach
-from rayguard.recovery.machine import EngineState, Failed, build_failed, handle, settled
+from rayguard.recovery.machine import EngineState, Failed, build_failed, handle
 from rayguard.recovery.remedy import Action
 from rayguard.recovery.tally import TALLY
 
@@ -117,7 +117,6 @@ class Recovery:
                 break
             except Exception as broken:  # noqa: BLE001 - a failed build is diagnosed like any other fault
                 story = self._build_failed(broken, story)
-        self.state = settled(self.state)
         if story is not None:
             self._count(carried)
             self._remember()
@@ -159,7 +158,8 @@ class Recovery:
         self._lives.end()
         advice = incident.advice or "read `rayguard incidents`"
         cause = f"{incident.cause}; {remedy.reason}"
-        final = GaveUpError(self._around.target, cause, self.state.tried, advice)
+        tried = tuple(label for label, _at in self.state.tried)
+        final = GaveUpError(self._around.target, cause, tried, advice)
         attach(final, incident)
         raise final from error
 

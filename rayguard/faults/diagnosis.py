@@ -85,3 +85,4 @@ class Diagnosis:
     deterministic: bool = False
     poisoned: bool = False
     advice: str = ""
+    links: tuple[str, ...] = ()  # public threads about this failure

@@ -8,9 +8,11 @@ A ``Fault`` is plain data. It can be printed, pickled, written to the journal an
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from rayguard.faults.traceback_text import exceptions_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,8 +104,10 @@ class Silence:
 class Fault:
     """Everything known about one failure, before any verdict.
 
-    ``exceptions`` is the chain the caller saw, outermost first. ``records`` are the exceptions that
-    the engine's own processes wrote, oldest first: there the root cause usually stands.
+    ``operation`` is the call that failed (``build``, ``generate``, ``push_weights``, a method's name).
+    ``exceptions`` is the chain the caller saw, outermost first. ``records`` are the exceptions that the
+    engine's own processes wrote, oldest first: there the root cause usually stands. ``log`` holds lines
+    that its processes printed.
     """
 
     role: Role = Role.ACTOR
@@ -117,8 +121,33 @@ class Fault:
 
 
 def facts_of(error: BaseException, *, role: Role = Role.ACTOR, at: float = 0.0) -> tuple[ExceptionFact, ...]:
-    """Return the chain of ``error``, outermost first, Ray's wrappers (``.cause``) included."""
-    return tuple(_fact(link, role, at) for link in _chain(error))
+    """Return the chain of ``error``, outermost first, Ray's wrappers (``.cause``) included.
+
+    Where an exception lost its traceback on its way through Ray, its frames and its own causes come from
+    the text that Ray printed into the wrapper.
+    """
+    links = tuple(_chain(error))
+    facts = [_fact(link, role, at) for link in links]
+    if facts[-1].frames and len(links) > 1:
+        return tuple(facts)
+    # Only the innermost text counts: an outer wrapper repeats what an inner one says.
+    printed = next(filter(None, (exceptions_in(_text(link)) for link in reversed(links))), ())
+    if not printed:
+        return tuple(facts)
+    seen = [
+        ExceptionFact(
+            type_name=one.type_name,
+            message=_shorten(one.message),
+            frames=tuple(Frame(f.file, f.line, f.function, f.code) for f in one.frames[-MAX_FRAMES:]),
+            role=role,
+            at=at,
+        )
+        for one in reversed(printed)
+    ]
+    if len(links) > 1:  # the wrapped exception itself is here, only its frames are missing
+        facts[-1] = replace(facts[-1], frames=seen[0].frames)
+        seen = seen[1:]
+    return tuple(facts + seen)[: 2 * MAX_CHAIN]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -133,18 +162,29 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = wrapped
 
 
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - a user's __str__ may raise anything
+        return f"<str() of the exception raised {type(broken).__name__}>"
+
+
+def _shorten(message: str) -> str:
+    """Keep both ends: Ray's wrappers say who failed at the start and why at the end."""
+    if len(message) <= MAX_MESSAGE_CHARS:
+        return message
+    half = MAX_MESSAGE_CHARS // 2 - 3
+    return f"{message[:half]}\n...\n{message[-half:]}"
+
+
 def _fact(error: BaseException, role: Role, at: float) -> ExceptionFact:
     kind = type(error)
     frames = traceback.extract_tb(error.__traceback__)[-MAX_FRAMES:]
-    try:
-        message = str(error)
-    except Exception as broken:  # noqa: BLE001 - a user's __str__ may raise anything
-        message = f"<str() of the exception raised {type(broken).__name__}>"
     return ExceptionFact(
         type_name=kind.__qualname__
         if kind.__module__ == "builtins"
         else f"{kind.__module__}.{kind.__qualname__}",
-        message=message[:MAX_MESSAGE_CHARS],
+        message=_shorten(_text(error)),
         frames=tuple(Frame(f.filename, f.lineno or 0, f.name, f.line or "") for f in frames),
         role=role,
         at=at,

@@ -31,7 +31,7 @@ class EngineState:
     seen: tuple[tuple[str, float], ...] = ()  # (signature, last time): a second one soon climbs a rung
     last_fault_at: float = 0.0
     on_probation: str | None = None  # the setting that was last taken back
-    tried: tuple[str, ...] = ()  # labels of the remedies of the running emergency, for the final error
+    tried: tuple[tuple[str, float], ...] = ()  # (remedy, when) within the budget's window
     deaths: dict[str, int] = field(default_factory=dict)  # request id -> engines it was on as they died
 
     def to_json(self) -> dict[str, Any]:
@@ -45,7 +45,8 @@ class EngineState:
         values: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known
         }
-        values["seen"] = tuple((str(name), float(at)) for name, at in values.get("seen", ()))
+        for key in ("seen", "tried"):
+            values[key] = tuple((str(name), float(at)) for name, at in values.get(key, ()))
         return cls(**values)
 
 
@@ -97,7 +98,7 @@ def handle(state: EngineState, event: Failed, policy: GuardPolicy) -> tuple[Engi
     )
     state = replace(
         state,
-        tried=(*state.tried, remedy.label),
+        tried=state.tried if action is Action.GIVE_UP else (*state.tried, (remedy.label, event.now)),
         seen=_remember(state.seen, event.diagnosis.signature, event.now),
         last_fault_at=event.now,
     )
@@ -116,11 +117,6 @@ def build_failed(state: EngineState, setting: str) -> EngineState:
         pinned=tuple(name for name in state.pinned if name != setting),
         unusable=(*state.unusable, setting),
     )
-
-
-def settled(state: EngineState) -> EngineState:
-    """Return the state once an emergency is over: the next final error tells only its own story."""
-    return replace(state, tried=())
 
 
 def take_back(state: EngineState, policy: GuardPolicy, now: float) -> EngineState | None:
@@ -152,6 +148,7 @@ def _note(state: EngineState, event: Failed, policy: GuardPolicy) -> EngineState
         state,
         restarts=policy.engine_budget.recent(state.restarts, event.now),
         process_restarts=policy.process_budget.recent(state.process_restarts, event.now),
+        tried=tuple((t, at) for t, at in state.tried if event.now - at < policy.engine_budget.within_s),
     )
 
 

@@ -1,0 +1,296 @@
+"""Which weights an engine must have: the value, where it comes from, and the proof that it is there.
+
+A version travels as safetensors bytes or as a path that the engine's workers can read. The way of a
+push: ``source.current()`` -> ``check`` -> ``spill.sendable`` -> the engine's workers (``vllm_receiver``)
+-> ``verify`` with what each of them reports. ``digest`` ties the ends together.
+
+Not here: loading into a model (``vllm_receiver``), the bytes of the format (``tensorfile``), deadlines,
+and dropping the prefix cache after a push (the engine adapter).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from rayguard.engine import tensorfile
+from rayguard.errors import ConfigError, WeightsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+MAX_REFERENCES = 4  # an ObjectRef to an ObjectRef to ...: then it is a mistake
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One version of the weights, as bytes or as a path. Cheap to compare, picklable.
+
+    Invariant: exactly one of ``payload`` and ``path`` is set; ``version`` is never empty, because the
+    empty version is what a worker reports whose weights are unknown.
+    """
+
+    version: str
+    payload: bytes | None = field(default=None, repr=False)
+    path: str | None = None
+    _digest: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what could never be proved; make the path mean the same in every process."""
+        if not self.version or not isinstance(self.version, str):
+            raise ConfigError(f"Weights.version must be a non-empty string, got {self.version!r}")
+        if (self.payload is None) == (self.path is None):
+            raise ConfigError(f"Weights {self.version!r} need exactly one of payload= and path=")
+        if self.path is not None:
+            object.__setattr__(self, "path", os.path.abspath(self.path))  # noqa: PTH100 - stays a string
+        elif not isinstance(self.payload, bytes):
+            raise ConfigError(
+                f"Weights {self.version!r}: payload must be safetensors bytes, got "
+                f"{type(self.payload).__name__}; use Weights.from_tensors() for tensors"
+            )
+
+    @classmethod
+    def from_tensors(cls, version: str, tensors: Mapping[str, Any]) -> Weights:
+        """Return the tensors as a payload, whatever device they are on."""
+        from safetensors.torch import save  # noqa: PLC0415 - imports torch
+
+        ready: dict[str, Any] = {}
+        storages: set[int] = set()
+        for name, tensor in tensors.items():
+            if hasattr(tensor, "full_tensor"):
+                raise ConfigError(f"{name!r} is one shard of a distributed tensor: send tensor.full_tensor()")
+            here = tensor.detach().cpu().contiguous()
+            storage = here.untyped_storage().data_ptr()
+            # safetensors refuses tensors that share memory, as tied embeddings in a state_dict do.
+            ready[name] = here.clone() if storage in storages else here
+            storages.add(storage)
+        return cls(version, payload=save(ready))
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the bytes (see ``tensorfile.digest_of_files`` for folders); computed once.
+
+        A path is read when first asked: if its files change afterwards, the workers find out.
+        """
+        if not self._digest:
+            self._digest.append(self._compute_digest())
+        return self._digest[0]
+
+    def _compute_digest(self) -> str:
+        if self.payload is not None:
+            return tensorfile.digest(io.BytesIO(self.payload))
+        with _os_errors(self):
+            return tensorfile.digest_of_files(tensorfile.checkpoint_files(str(self.path)))
+
+    def names(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return dtype and shape by tensor name, from the headers alone."""
+        return {
+            name: (entry.dtype, entry.shape) for _, entries in self.parts() for name, entry in entries.items()
+        }
+
+    def parts(self) -> Iterator[tuple[IO[bytes], dict[str, tensorfile.Entry]]]:
+        """Yield each file (or the payload) opened, with its header read and found in order."""
+        if self.payload is not None:
+            stream = io.BytesIO(self.payload)
+            yield stream, tensorfile.read_header(stream, f"the payload of weights {self.version!r}")
+            return
+        seen: set[str] = set()
+        with _os_errors(self):
+            for file in tensorfile.checkpoint_files(str(self.path)):
+                with file.open("rb") as opened:
+                    entries = tensorfile.read_header(opened, str(file))
+                    if twice := seen & entries.keys():
+                        raise WeightsError(
+                            f"tensor {min(twice)!r} is in {file} and in another file beside it"
+                        )
+                    seen |= entries.keys()
+                    yield opened, entries
+
+
+@contextlib.contextmanager
+def _os_errors(weights: Weights) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise WeightsError(f"weights {weights.version!r} cannot be read: {error}") from error
+
+
+def check(weights: Weights, *, finite: bool = True) -> None:
+    """Refuse weights that no engine should get: nothing in them, malformed, NaN or infinite."""
+    for stream, entries in weights.parts():
+        if finite and (name := tensorfile.first_non_finite(stream, entries)) is not None:
+            raise WeightsError(
+                f"weights {weights.version!r}: tensor {name!r} holds NaN or infinity. The trainer has "
+                f"diverged; the engine keeps the weights it has. Look at the loss and the gradient norm "
+                f"of the step that made this version."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightReceipt:
+    """What one worker of an engine says that it holds; ``version`` is empty when it does not know."""
+
+    version: str
+    digest: str
+    tensors: int
+
+
+def verify(wanted: Weights, receipts: Sequence[WeightReceipt]) -> None:
+    """Refuse an engine unless every one of its workers holds exactly the wanted weights."""
+    if not receipts:
+        raise WeightsError(f"no worker reported its weights; wanted version {wanted.version!r}")
+    for rank, receipt in enumerate(receipts):
+        if receipt.version != wanted.version:
+            has = repr(receipt.version) if receipt.version else "none that was ever confirmed"
+            raise WeightsError(
+                f"worker {rank} of {len(receipts)} has weights {has}, wanted {wanted.version!r}: push them "
+                f"again before it serves"
+            )
+        if receipt.digest != wanted.digest:
+            raise WeightsError(
+                f"worker {rank} of {len(receipts)} has other bytes under version {wanted.version!r}: digest "
+                f"{receipt.digest[:12]}, wanted {wanted.digest[:12]}. Give each push a version of its own."
+            )
+
+
+@runtime_checkable
+class WeightSource(Protocol):
+    """Says which weights are current."""
+
+    def current(self) -> Weights | None:
+        """Return them, None while there are none but the model's own. May block: call it in a thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedWeights:
+    """Always the same weights, or none."""
+
+    weights: Weights | None
+
+    def current(self) -> Weights | None:
+        """Return them."""
+        return self.weights
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackWeights:
+    """Asks a function, e.g. ``trainer.weights.remote``, which returns one of:
+
+    ``Weights``, ``None``, ``(version, body)`` with safetensors bytes, a path or a mapping of tensors as
+    body, or a Ray ObjectRef to any of these (also as body). What it raises is not caught here.
+    """  # noqa: D415 - the list is the sentence's end
+
+    fn: Callable[[], Any]
+    timeout_s: float = 60.0
+
+    def current(self) -> Weights | None:
+        """Call the function and fetch what it refers to."""
+        value = self._fetch(self.fn())
+        if value is None or isinstance(value, Weights):
+            return value
+        if not (isinstance(value, (tuple, list)) and len(value) == 2):  # noqa: PLR2004 - a pair
+            raise self._refuse(value)
+        version, body = str(value[0]), self._fetch(value[1])
+        if isinstance(body, (bytes, bytearray, memoryview)):
+            return Weights(version, payload=bytes(body))
+        if isinstance(body, (str, os.PathLike)):
+            return Weights(version, path=os.fspath(body))
+        if isinstance(body, Mapping):
+            return Weights.from_tensors(version, body)
+        raise self._refuse(value)
+
+    def _fetch(self, value: Any) -> Any:
+        """Follow Ray references. Ray is only looked at where the user has loaded it."""
+        ray = sys.modules.get("ray")
+        for _ in range(MAX_REFERENCES):
+            if ray is None or not isinstance(value, ray.ObjectRef):
+                return value
+            try:
+                value = ray.get(value, timeout=self.timeout_s)
+            except ray.exceptions.RayError as error:
+                raise WeightsError(
+                    f"the current weights could not be fetched within {self.timeout_s:g} s: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+        raise self._refuse(value)
+
+    def _refuse(self, value: Any) -> ConfigError:
+        if hasattr(value, "close") and hasattr(value, "cr_frame"):
+            value.close()  # a coroutine: left alone it would warn that it was never awaited
+        return ConfigError(
+            f"{self.fn!r} must return Weights, None, (version, bytes | path | tensors), or a Ray ObjectRef "
+            f"to one of these (an async function does not fit), got {type(value).__name__}"
+        )
+
+
+@dataclass(slots=True)
+class CheckpointWeights:
+    """The newest complete safetensors checkpoint in or below a folder; a file stands for itself.
+
+    Version: its folder's name and the time of its newest file, so a folder that is saved over is a new
+    version. A checkpoint that is still being written is passed over for the one before it.
+    """
+
+    path: str
+    _last: Weights | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse a path that is not there: a typo would mean that the engine is never updated."""
+        if not Path(self.path).exists():
+            raise ConfigError(f"no such checkpoint file or folder: {self.path!r} (create the folder first)")
+
+    def current(self) -> Weights | None:
+        """Return the newest complete checkpoint, None while there is none."""
+        for saved_ns, _, folder in sorted(self._candidates(), reverse=True):
+            weights = Weights(f"{folder.name}@{saved_ns}", path=str(folder))
+            if weights == self._last:
+                return self._last  # keeps its digest: hashing takes about a second per GB
+            with contextlib.suppress(OSError, WeightsError):
+                check(weights, finite=False)
+                # Hashed here and not later: saved over meanwhile, new bytes would go under the old name.
+                if weights.digest and _saved_ns(folder) == saved_ns:
+                    self._last = weights
+                    return weights
+        return None
+
+    def _candidates(self) -> Iterator[tuple[int, list[tuple[int, str]], Path]]:
+        root = Path(self.path)
+        found = [root] if root.is_file() else []
+        for name, _, files in os.walk(root):  # not rglob: it raises when a folder is deleted meanwhile
+            if any(file.endswith(".safetensors") for file in files):
+                found.append(Path(name))
+        for folder in found:
+            with contextlib.suppress(OSError, WeightsError):  # rotated away, or half saved
+                yield _saved_ns(folder), _natural(folder.name), folder
+
+
+def _saved_ns(folder: Path) -> int:
+    return max(file.stat().st_mtime_ns for file in tensorfile.checkpoint_files(str(folder)))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sort key by which step-9 comes before step-10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def as_source(obj: WeightSource | Weights | Callable[[], Any] | str | os.PathLike[str]) -> WeightSource:
+    """Return the source that the user means by ``obj``: a source, weights, a function or a path."""
+    if isinstance(obj, WeightSource):
+        return obj
+    if isinstance(obj, Weights):
+        return FixedWeights(obj)
+    if isinstance(obj, (str, os.PathLike)):
+        return CheckpointWeights(os.fspath(obj))
+    if callable(obj):
+        return CallbackWeights(obj)
+    raise ConfigError(
+        f"weights must be a WeightSource, Weights, a function or a checkpoint path, got {type(obj).__name__}"
+    )

@@ -1,0 +1,223 @@
+"""One known way to fail: what it looks like, what it is, what helps.
+
+Conditions are small callables that answer one question about one ``Witness``; a ``When`` joins them with
+*and*, a ``Signature`` joins its ``When`` with *or*. Which signature wins is ``rayguard.faults.diagnose``;
+where they come from is ``rayguard.faults.catalog``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from rayguard.faults.quote import frame_quote
+
+if TYPE_CHECKING:
+    import re
+
+    from rayguard.faults.diagnosis import Kind, Scope
+    from rayguard.faults.fault import Frame
+    from rayguard.faults.witness import Origin, Source, Witness
+
+
+class Condition(Protocol):
+    """One question about one witness."""
+
+    def __call__(self, witness: Witness, /) -> bool:
+        """Say whether the witness is so."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaysLike:
+    """The message matches one of the patterns."""
+
+    patterns: tuple[re.Pattern[str], ...]
+
+    def __call__(self, witness: Witness) -> bool:
+        """Search the message."""
+        return any(pattern.search(witness.text) for pattern in self.patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A file by the end of its path (or a folder of it), and a function in it where one is named."""
+
+    path: str
+    function: str = ""
+
+    def holds(self, frame: Frame) -> bool:
+        """Say whether ``frame`` is in this place."""
+        file = frame.file.replace("\\", "/")
+        if self.path and not (file.startswith(self.path) or f"/{self.path}" in file):
+            return False
+        return not self.function or self.function == frame.function.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class PassedThrough:
+    """Some frame of the traceback is in one of the places."""
+
+    places: tuple[Place, ...]
+
+    def __call__(self, witness: Witness) -> bool:
+        """Look at all frames."""
+        return any(place.holds(frame) for frame in witness.frames for place in self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedIn:
+    """The innermost frame is in one of the places."""
+
+    places: tuple[Place, ...]
+
+    def __call__(self, witness: Witness) -> bool:
+        """Look at the last frame."""
+        return bool(witness.frames) and any(place.holds(witness.frames[-1]) for place in self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedAt:
+    """The source line that raised contains one of the fragments: what tells bare assertions apart."""
+
+    fragments: tuple[str, ...]
+
+    def __call__(self, witness: Witness) -> bool:
+        """Look at the last frame's source line, and at the message for an assertion that quotes itself."""
+        code = witness.frames[-1].code if witness.frames else ""
+        return any(fragment in code or fragment in witness.text for fragment in self.fragments)
+
+
+@dataclass(frozen=True, slots=True)
+class InRole:
+    """The process that saw it has one of the roles."""
+
+    roles: frozenset[str]
+
+    def __call__(self, witness: Witness) -> bool:
+        """Look at the role."""
+        return witness.role in self.roles
+
+
+@dataclass(frozen=True, slots=True)
+class SeenIn:
+    """The fact is of one of these sources."""
+
+    sources: frozenset[Source]
+
+    def __call__(self, witness: Witness) -> bool:
+        """Look at the source."""
+        return witness.source in self.sources
+
+
+@dataclass(frozen=True, slots=True)
+class ExitedWith:
+    """The process ended with one of these codes (negative: by a signal); an empty set means any ending."""
+
+    codes: frozenset[int]
+
+    def __call__(self, witness: Witness) -> bool:
+        """Look at the exit code."""
+        return witness.source.value == "exit" and (not self.codes or witness.exitcode in self.codes)
+
+
+@dataclass(frozen=True, slots=True)
+class During:
+    """The call that failed is one of these operations."""
+
+    operations: frozenset[str]
+
+    def __call__(self, witness: Witness) -> bool:
+        """Look at the operation, with or without the class it is a method of."""
+        operation = witness.operation
+        return operation in self.operations or operation.rpartition(".")[2] in self.operations
+
+
+@dataclass(frozen=True, slots=True)
+class FromCodeOf:
+    """The exception was raised in code of this origin, and nothing deeper is known."""
+
+    origin: Origin
+
+    def __call__(self, witness: Witness) -> bool:
+        """Look at the root of the chain."""
+        return witness.root and witness.origin is self.origin
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """All of these at once, of one witness.
+
+    ``types`` (bare or qualified names, any of them) and ``text`` (plain fragments of the message, any of
+    them) stand apart from the other conditions: they tell cheaply which signatures can match at all, so that
+    a catalog of hundreds stays within its two milliseconds.
+    """
+
+    types: frozenset[str] = frozenset()
+    text: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+    def possible(self, names: frozenset[str], texts: str) -> bool:
+        """Say whether any witness can match, given all type names and all messages together."""
+        if self.types and self.types.isdisjoint(names):
+            return False
+        return not self.text or any(fragment in texts for fragment in self.text)
+
+    def match(self, witness: Witness) -> bool:
+        """Say whether this one witness is so in every respect."""
+        if self.types and self.types.isdisjoint(witness.names):
+            return False
+        if self.text and not any(fragment in witness.text for fragment in self.text):
+            return False
+        return all(condition(witness) for condition in self.conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A signature that fits, and the fact that says so."""
+
+    signature: Signature
+    witness: Witness
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """The fact that decided, quoted, and where it was called from."""
+        callers = self.witness.frames[:-1][-1:]
+        called = (f"called from {frame_quote(frame)}" for frame in callers)
+        return (self.witness.evidence, *called)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """One known way to fail. See ``catalog.yaml`` for what the fields mean to a reader.
+
+    ``generic`` ones say that something died or that something unknown was raised; they are asked only when
+    no other signature fits any fact.
+    """
+
+    id: str
+    kind: Kind
+    scope: Scope
+    cause: str
+    confidence: float
+    when: tuple[When, ...]
+    unless: tuple[When, ...] = ()
+    generic: bool = False
+    cures: tuple[str, ...] = ()
+    retry_same_settings: bool = True
+    deterministic: bool = False
+    poisoned: bool = False
+    advice: str = ""
+    links: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
+
+    def possible(self, names: frozenset[str], texts: str) -> bool:
+        """Say whether it is worth asking the witnesses one by one."""
+        return any(when.possible(names, texts) for when in self.when)
+
+    def match(self, witness: Witness) -> Match | None:
+        """Return the evidence when ``witness`` fits and is no look-alike."""
+        if not any(when.match(witness) for when in self.when):
+            return None
+        if any(when.match(witness) for when in self.unless):
+            return None
+        return Match(self, witness)

@@ -1,0 +1,226 @@
+"""The facts of a fault in one shape and in one order: the nearest to the root cause first.
+
+A ``Witness`` is one exception, exit, silence or log line, cleaned of whatever could not be printed or
+pickled. Judging witnesses is ``rayguard.faults.signature``. Nothing here raises on odd input: a broken fact
+is skipped, because the diagnosis runs while something else is already broken.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from rayguard.faults.fault import ExceptionFact, Fault, Frame, ProcessExit, Silence
+from rayguard.faults.quote import (
+    MAX_LINE_CHARS,
+    MAX_TEXT_CHARS,
+    MOST,
+    PACKAGES,
+    clean,
+    cut,
+    exception_quote,
+    number,
+    signal_quote,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_RECORDS = 24
+MAX_CHAIN = 16
+MAX_LOG_LINES = 100
+MAX_FRAMES = 48
+STALE_S = 120.0
+
+_STDLIB = re.compile(r"/lib(?:64)?/python\d(?:\.\d{1,2})?/")
+_OURS = re.compile(r"/rayguard/(?:actors|engine|faults|metrics|process|recovery|testing)/")
+_COMPILED = (".pyx", ".pxi", ".pxd", ".cpp", ".cc", ".cu", ".h", ".hpp")
+_POLITE_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+_NAME_IN_WRAPPER = re.compile(r"\(([\w.]{1,200})\)$")
+
+
+class Source(str, Enum):
+    """Where a fact was seen."""
+
+    RECORD = "record"  # written by one of the engine's own processes
+    CHAIN = "chain"  # in the chain of exceptions that the caller saw
+    LOG = "log"
+    EXIT = "exit"
+    SILENCE = "silence"
+
+
+class Origin(str, Enum):
+    """Whose code a frame is in."""
+
+    USER = "user"
+    LIBRARY = "library"
+    STDLIB = "stdlib"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witness:
+    """One fact, ready to be matched. ``names`` holds the type as it was and its last part."""
+
+    source: Source
+    quote: str
+    names: frozenset[str] = frozenset()
+    text: str = ""
+    frames: tuple[Frame, ...] = ()
+    role: str = ""
+    pid: int = 0
+    exitcode: int | None = None
+    operation: str = ""
+    root: bool = False  # the innermost of its chain, the oldest of the records
+    origin: Origin | None = None  # whose code raised; None where the frames do not say
+
+    @property
+    def evidence(self) -> str:
+        """The quote, with the process it comes from."""
+        if self.source is Source.RECORD:
+            return f"{self.role} {self.pid}: {self.quote}" if self.pid else f"{self.role}: {self.quote}"
+        return self.quote if self.source is not Source.LOG else f"log: {self.quote}"
+
+
+def witnesses(fault: Fault) -> tuple[Witness, ...]:
+    """Return what is known, the nearest to the root cause first.
+
+    The engine's records (oldest first; the caller's EngineDeadError says nothing), then the caller's chain
+    from the inside out, what was printed, the exits, the silence.
+    """
+    operation = clean(fault.operation, MAX_LINE_CHARS)
+    records = _fresh(_only(fault.records, ExceptionFact), fault)
+    kept = records[: MAX_RECORDS - 4] + records[max(MAX_RECORDS - 4, len(records) - 4) :]
+    chain = _only(fault.exceptions, ExceptionFact)[-MAX_CHAIN:][::-1]
+    lines = [line for line in _sequence(fault.log)[-MAX_LOG_LINES:] if isinstance(line, str) and line]
+    return (
+        *_exceptions(kept, Source.RECORD, operation),
+        *_exceptions(chain, Source.CHAIN, operation),
+        *(_line(line, operation) for line in lines),
+        *sorted(
+            (_exit(one, operation) for one in _only(fault.exits, ProcessExit)[:MAX_RECORDS]), key=_telling
+        ),
+        *(_silence(one, operation) for one in (fault.silence,) if isinstance(one, Silence)),
+    )
+
+
+def origin_of(file: str) -> Origin:
+    """Say whose code ``file`` is: a library's, the standard library's, or the user's own."""
+    file = file.replace("\\", "/")
+    if any(part in file for part in PACKAGES) or _OURS.search(file) or file.endswith(_COMPILED):
+        return Origin.LIBRARY
+    if file.startswith("<frozen") or _STDLIB.search(file):
+        return Origin.STDLIB
+    return Origin.USER
+
+
+def _exceptions(facts: list[ExceptionFact], source: Source, operation: str) -> Iterator[Witness]:
+    frames = [_frames(fact.frames) for fact in facts]
+    for index, fact in enumerate(facts):
+        inner = frames[index]
+        yield Witness(
+            source=source,
+            quote=exception_quote(fact, inner),
+            names=_names(fact.type_name),
+            text=clean(fact.message, MAX_TEXT_CHARS),
+            frames=inner,
+            role=_word(fact.role),
+            pid=number(fact.pid),
+            operation=operation,
+            root=index == 0,
+            origin=_origin(frames[index:]),
+        )
+
+
+def _origin(outwards: list[tuple[Frame, ...]]) -> Origin | None:
+    # json.loads("{") is the caller's mistake, not json's: frames of the standard library are passed over,
+    # and where an exception shows nothing else (Ray hides frames), the one it caused is asked.
+    for frames in outwards:
+        for frame in reversed(frames):
+            origin = origin_of(frame.file)
+            if origin is not Origin.STDLIB:
+                return origin
+    return None
+
+
+def _line(line: str, operation: str) -> Witness:
+    text = clean(line, MAX_LINE_CHARS)
+    return Witness(source=Source.LOG, quote=cut(text), text=text, operation=operation)
+
+
+def _exit(one: ProcessExit, operation: str) -> Witness:
+    code = number(one.exitcode) if isinstance(one.exitcode, int) else None
+    if code is None:
+        how = "is gone (exit code unknown)"
+    else:
+        how = f"was killed by signal {signal_quote(code)}" if code < 0 else f"exited with code {code}"
+    role = _word(one.role)
+    quote = cut(f"{role} process {number(one.pid)} {how}")
+    return Witness(source=Source.EXIT, quote=quote, role=role, exitcode=code, operation=operation)
+
+
+def _telling(gone: Witness) -> int:
+    """Order exits: one process is killed, the others of its engine then end by themselves."""
+    if gone.exitcode is None or gone.exitcode == 0:
+        return 3
+    if gone.exitcode > 0:
+        return 2
+    return 1 if -gone.exitcode in _POLITE_SIGNALS else 0
+
+
+def _silence(one: Silence, operation: str) -> Witness:
+    try:
+        quote = str(one)
+    except (TypeError, ValueError, OverflowError):  # a field that is no sane number
+        quote = "no progress"
+    return Witness(
+        source=Source.SILENCE,
+        quote=cut(clean(quote, MAX_TEXT_CHARS)),
+        role=_word(one.role),
+        operation=operation,
+    )
+
+
+def _fresh(records: list[ExceptionFact], fault: Fault) -> list[ExceptionFact]:
+    """Drop records of an earlier failure that the engine survived (a refused utility call, for example)."""
+    silent_s = _seconds(fault.silence.silent_s) if isinstance(fault.silence, Silence) else 0.0
+    exits = (one.at for one in _only(fault.exits, ProcessExit))
+    newest = max(_seconds(at) for at in (fault.at, *exits, *(record.at for record in records)))
+    oldest = newest - STALE_S - silent_s
+    fresh = [record for record in records if not 0 < _seconds(record.at) < oldest]
+    return fresh or records
+
+
+def _names(type_name: object) -> frozenset[str]:
+    name = clean(type_name, MAX_LINE_CHARS)
+    wrapped = _NAME_IN_WRAPPER.search(name)  # RayTaskError(ValueError)
+    bare = name[: wrapped.start()] if wrapped else name
+    inner = {wrapped[1]} if wrapped else set()
+    return frozenset({name, bare, bare.rpartition(".")[2], *inner} - {""})
+
+
+def _word(role: object) -> str:
+    return cut(clean(getattr(role, "value", role), MAX_LINE_CHARS), 40)
+
+
+def _seconds(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) and 0 < value < MOST else 0.0
+
+
+def _frames(values: object) -> tuple[Frame, ...]:
+    return tuple(
+        frame
+        for frame in _sequence(values)[-MAX_FRAMES:]
+        if isinstance(frame, Frame)
+        and all(isinstance(text, str) for text in (frame.file, frame.function, frame.code))
+    )
+
+
+def _sequence(value: object) -> tuple[object, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else ()
+
+
+def _only(values: object, kind: type) -> list:  # type: ignore[type-arg]
+    return [value for value in _sequence(values) if isinstance(value, kind)]

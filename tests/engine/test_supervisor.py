@@ -1,0 +1,331 @@
+"""One engine slot with scripted engines: who waits, who rebuilds, when it ends, what is told."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from rayguard.actors.mixins import RolloutMixin
+from rayguard.engine.slot import engine_slot
+from rayguard.engine.surroundings import Surroundings
+from rayguard.engine.weights import Weights
+from rayguard.errors import ConfigError, GaveUpError, WeightsError
+from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
+from rayguard.recovery.budget import RestartBudget
+from rayguard.recovery.incident import Outcome, incident_of
+from rayguard.recovery.policy import GuardPolicy
+from rayguard.recovery.tally import TALLY
+from rayguard.testing.fakes import FakeEngineDeadError, FakeLLM, answer
+
+POLICY = GuardPolicy(
+    prefork=False,
+    engine_budget=RestartBudget(max_restarts=4, within_s=600.0),
+    build_deadline_s=5.0,
+    weights_deadline_s=5.0,
+)
+
+
+def die(*_):
+    raise FakeEngineDeadError("the engine is dead")
+
+
+class Kills:
+    """Kills the engine before the n-th token of a given prompt, a given number of times."""
+
+    def __init__(self, times=1, prompt=None, at=3):
+        self.left, self.prompt, self.at, self.fired = times, prompt, at, 0
+
+    def __call__(self, llm, request):
+        if self.left and (self.prompt in (None, request.prompt)) and len(request.tokens) + 1 >= self.at:
+            self.left -= 1
+            self.fired += 1
+            die()
+
+
+class Journal:
+    def __init__(self):
+        self.lines = []
+
+    def write(self, incident):
+        self.lines.append(incident)
+        return True
+
+    def closed(self):
+        return [i for i in self.lines if i.outcome is not Outcome.OPEN]
+
+
+@pytest.fixture
+def journal():
+    return Journal()
+
+
+@pytest.fixture
+def around(tmp_path, journal):
+    def diagnose(fault):
+        mine = any(seen.type_name == "KeyError" for seen in fault.exceptions)
+        return Diagnosis(
+            signature="mine" if mine else "fake_dead",
+            kind=Kind.USER_CODE if mine else Kind.ENGINE_DEAD,
+            scope=Scope.CODE if mine else Scope.ENGINE,
+            cause=str(fault.exceptions[0]) if fault.exceptions else "?",
+            confidence=0.9,
+            advice="look at the prompt",
+        )
+
+    return Surroundings(target="Fake", home=lambda: tmp_path, diagnose=diagnose, write=journal.write)
+
+
+def slot_of(around, script=None, policy=POLICY, weights=None, built=None):
+    def recipe(settings):
+        llm = FakeLLM(script, **settings.as_kwargs(max_num_seqs=16))
+        if built is not None:
+            built.append(llm)
+        return llm
+
+    slot = engine_slot(recipe, policy=policy, surroundings=around, weights=weights)
+    slot.start()
+    return slot
+
+
+def use(slot, call):
+    from rayguard.actors.mixins import _use
+
+    return _use(slot, call)
+
+
+def test_an_interrupted_batch_goes_on_and_its_answer_is_what_it_would_have_been(around, journal):
+    """The caller's call simply returns, with the same tokens, and one incident tells why."""
+    kills = Kills(times=1, prompt=2, at=5)
+    slot = slot_of(around, kills)
+    results = use(slot, lambda llm: llm.generate([1, 2, 3]))
+    assert [r.tokens for r in results] == [answer(p, 16) for p in (1, 2, 3)]
+    assert kills.fired == 1
+    (incident,) = journal.closed()
+    assert incident.outcome is Outcome.RECOVERED
+    assert incident.kind == "engine_dead"
+    assert incident.tokens_saved == 5 + 4 + 4
+    assert incident.requests == 3
+    assert slot.status()["epoch"] == 2
+    assert journal.lines[0].outcome is Outcome.OPEN, "in the journal before anything is done"
+
+
+def test_one_rebuild_serves_all_who_wait(around, journal):
+    """Eight threads on one dying engine: one recovery, eight answers."""
+    built = []
+    slot = slot_of(around, Kills(times=1, at=4), built=built)
+    answers = {}
+    barrier = threading.Barrier(8)
+
+    def one(prompt):
+        barrier.wait(5)
+        answers[prompt] = use(slot, lambda llm: llm.generate([prompt]))[0].tokens
+
+    threads = [threading.Thread(target=one, args=(p,)) for p in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert answers == {p: answer(p, 16) for p in range(8)}
+    assert len(built) == 2
+    assert len(journal.closed()) == 1
+
+
+def test_a_report_about_an_older_life_starts_nothing(around):
+    """Epochs: who comes late finds the new engine."""
+    slot = slot_of(around, Kills(times=1))
+    before = slot.engine(1.0)
+    use(slot, lambda llm: llm.generate([1]))
+    assert slot.report(RuntimeError("late"), before.life).result(1.0) is None
+    assert slot.status()["epoch"] == 2
+
+
+def test_a_poison_prompt_is_quarantined_and_the_others_are_answered(around, journal):
+    """It is found among its neighbours in three deaths, and answered with an error."""
+    kills = Kills(times=99, prompt=2, at=2)
+    slot = slot_of(around, kills)
+    results = use(slot, lambda llm: llm.generate([1, 2, 3]))
+    assert results[0].tokens == answer(1, 16)
+    assert results[2].tokens == answer(3, 16)
+    assert "quarantined" in results[1].error
+    assert kills.fired == 3
+    assert "r2" in " ".join(journal.closed()[-1].notes)
+
+
+def test_an_engine_that_always_dies_ends_in_an_error_that_tells_all(around, journal):
+    """Cause, rungs tried and advice; every later call gets the same at once."""
+    slot = slot_of(
+        around,
+        Kills(times=10**6, at=1),
+        policy=GuardPolicy(
+            prefork=False, quarantine_after=5, engine_budget=RestartBudget(max_restarts=4, within_s=600.0)
+        ),
+    )
+    with pytest.raises(GaveUpError, match="look at the prompt") as caught:
+        use(slot, lambda llm: llm.generate([1, 2]))
+    assert "chunked_prefill_off" in str(caught.value)
+    assert isinstance(caught.value.__cause__, FakeEngineDeadError)
+    incident = incident_of(caught.value)
+    assert incident is not None
+    assert incident.outcome is Outcome.FAILED
+    with pytest.raises(GaveUpError):
+        use(slot, lambda llm: llm.generate([1]))
+
+
+def test_the_state_survives_the_process(around, journal):
+    """A restarted actor takes up its rung."""
+    kept = {}
+    import dataclasses
+
+    around = dataclasses.replace(around, remember=kept.update, recall=lambda: dict(kept))
+    slot = slot_of(around, Kills(times=2))
+    use(slot, lambda llm: llm.generate([1]))
+    use(slot, lambda llm: llm.generate([1]))
+    assert slot.status()["settings"] == ["async_scheduling_off"]
+    built = []
+    again = slot_of(around, built=built)
+    assert again.status()["settings"] == ["async_scheduling_off"]
+    assert built[0].settings["async_scheduling"] is False
+
+
+def tensors(value):
+    import torch
+
+    return {"w": torch.full((2,), float(value))}
+
+
+def test_no_engine_serves_until_it_has_the_current_weights(around):
+    """First start, push and restart: the version is the source's, read back from the engine."""
+    current = {"v": Weights.from_tensors("1", tensors(1))}
+    slot = slot_of(around, Kills(times=1, at=20), weights=lambda: current["v"])
+    assert slot.status()["weight_version"] == "1"
+    current["v"] = Weights.from_tensors("2", tensors(2))
+    assert slot.bring_weights() == "2"
+    assert use(slot, lambda llm: llm.generate([1]))[0].tokens == answer(1, 16, "2")
+    current["v"] = Weights.from_tensors("3", tensors(3))
+    use(slot, lambda llm: llm.generate([1], max_tokens=32))
+    assert slot.status()["weight_version"] == "3", "the restart brought what was current by then"
+
+
+def test_unfit_weights_are_refused_before_the_engine(around):
+    """NaN never reaches an engine; it keeps serving what it had."""
+    current = {"v": Weights.from_tensors("1", tensors(1))}
+    slot = slot_of(around, weights=lambda: current["v"])
+    current["v"] = Weights.from_tensors("2", tensors(float("nan")))
+    with pytest.raises(WeightsError, match="w"):
+        slot.bring_weights()
+    assert slot.status()["weight_version"] == "1"
+    assert use(slot, lambda llm: llm.generate([1]))[0].tokens == answer(1, 16, "1")
+
+
+@pytest.mark.parametrize("piece", ["diagnose", "write", "remember", "recall", "changed", "restartable"])
+def test_a_broken_piece_of_the_guard_never_stops_a_recovery(around, piece):
+    """Each inner piece raises in turn: the caller is answered all the same, and the failure is counted."""
+    import dataclasses
+
+    def broken(*_args):
+        raise RuntimeError(f"{piece} is broken")
+
+    before = sum(TALLY.guard_errors.values())
+    slot = slot_of(dataclasses.replace(around, **{piece: broken}), Kills(times=1))
+    assert use(slot, lambda llm: llm.generate([1]))[0].tokens == answer(1, 16)
+    if piece != "restartable":
+        assert sum(TALLY.guard_errors.values()) > before
+
+
+def test_an_error_of_the_users_own_goes_out_untouched(around, journal):
+    """A bug in the callback costs no engine."""
+    slot = slot_of(around)
+    with pytest.raises(KeyError, match="mine"):
+        use(slot, lambda _llm: {}["mine"])
+    assert slot.status()["epoch"] == 1
+    assert journal.lines == []
+
+
+class Owner(RolloutMixin):
+    recipe = None
+
+    def build_engine(self, settings):
+        return type(self).recipe(settings)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        (lambda settings: None, "returned None"),
+        (lambda settings: FakeLLM(), "ignores its settings"),
+        (lambda settings: FakeLLM(max_num_seqs=4, **settings.as_kwargs()), "settings.as_kwargs"),
+    ],
+)
+def test_a_recipe_that_cannot_work_says_so_at_the_first_start(recipe, said, tmp_path, monkeypatch):
+    """Returned nothing, ignored its settings, passed an argument twice."""
+    monkeypatch.setenv("RAYGUARD_HOME", str(tmp_path))
+    monkeypatch.setattr(Owner, "recipe", staticmethod(recipe))
+    with pytest.raises(ConfigError, match=said):
+        Owner().start_engine(policy=POLICY)
+
+
+def test_a_mixin_without_recipe_or_start_says_what_is_missing():
+    """Both mistakes have an error that names the method."""
+
+    class Empty(RolloutMixin):
+        pass
+
+    with pytest.raises(ConfigError, match="build_engine"):
+        Empty().start_engine(policy=POLICY)
+    with pytest.raises(ConfigError, match="start_engine"):
+        Owner().with_engine(lambda engine: engine)
+
+
+def test_what_the_recipe_raises_at_the_first_start_is_the_users_own(around):
+    """A wrong model path is for people to mend: no retry, no disguise."""
+    calls = []
+
+    def recipe(settings):
+        calls.append(settings.as_kwargs())
+        raise FileNotFoundError("no such model")
+
+    import dataclasses
+
+    code = Diagnosis(signature="x", kind=Kind.USER_CODE, scope=Scope.CODE, cause="x", confidence=1.0)
+    slot = engine_slot(
+        recipe, policy=POLICY, surroundings=dataclasses.replace(around, diagnose=lambda _f: code)
+    )
+    with pytest.raises(FileNotFoundError, match="no such model"):
+        slot.start()
+    assert len(calls) == 1
+
+
+def test_a_build_that_never_ends_is_ended_by_its_deadline(around):
+    """Every wait has a deadline."""
+    stop = threading.Event()
+    policy = GuardPolicy(
+        prefork=False,
+        build_deadline_s=0.2,
+        quarantine_after=1,
+        engine_budget=RestartBudget(max_restarts=1, within_s=60.0),
+    )
+
+    def recipe(settings):
+        settings.as_kwargs()
+        stop.wait(30)
+
+    slot = engine_slot(recipe, policy=policy, surroundings=around)
+    with pytest.raises(GaveUpError, match="build_engine took over"):
+        slot.start()
+    stop.set()
+
+
+def test_probation_takes_a_setting_back_between_requests(around):
+    """After a quiet period the engine is rebuilt one rung faster, and no incident is made of it."""
+    import dataclasses
+
+    clock = {"now": 1000.0}
+    slot = slot_of(dataclasses.replace(around, now=lambda: clock["now"]), Kills(times=2))
+    use(slot, lambda llm: llm.generate([1]))
+    use(slot, lambda llm: llm.generate([1]))
+    assert slot.status()["settings"] == ["async_scheduling_off"]
+    clock["now"] += 1801.0
+    use(slot, lambda llm: llm.generate([1]))
+    assert slot.status()["settings"] == []
+    assert slot.status()["epoch"] == 4

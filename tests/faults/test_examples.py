@@ -1,0 +1,49 @@
+"""Every signature recognises what it is for, and lets pass what only looks like it."""
+
+import pytest
+from fault_examples import EXAMPLES, near_misses, positives
+
+from rayguard.faults.catalog import default_catalog
+from rayguard.faults.diagnose import diagnose
+
+
+def _ids(cases):
+    return [f"{case[0]}-{number}" for number, case in enumerate(cases)]
+
+
+@pytest.mark.parametrize("signature", [s.id for s in default_catalog().signatures])
+def test_every_signature_has_an_example_and_a_near_miss(signature):
+    """A signature that nothing proves is a guess."""
+    assert EXAMPLES.get(signature, {}).get("is"), f"add an example of {signature} to examples.yaml"
+    assert EXAMPLES[signature].get("not"), f"add a look-alike of {signature} to examples.yaml"
+
+
+def test_no_example_is_left_over():
+    """An example of a signature that is gone proves nothing."""
+    assert set(EXAMPLES) <= {s.id for s in default_catalog().signatures}
+
+
+@pytest.mark.parametrize(("signature", "fault"), positives(), ids=_ids(positives()))
+def test_an_example_is_recognised(signature, fault):
+    """With the cause quoting the fact that decided."""
+    found = diagnose(fault)
+    assert found.signature == signature
+    assert found.confidence > 0
+    assert found.evidence
+    assert found.evidence[0].split(": ", 1)[-1][-40:] in found.cause
+
+
+@pytest.mark.parametrize(("alike", "signature", "fault"), near_misses(), ids=_ids(near_misses()))
+def test_a_look_alike_is_told_apart(alike, signature, fault):
+    """It is something else, and the test names what."""
+    assert signature != alike
+    assert diagnose(fault).signature == signature
+
+
+@pytest.mark.parametrize("fault", [fault for _, fault in positives()], ids=_ids(positives()))
+def test_the_decisive_witness_needs_its_signature(fault):
+    """With the signature taken out of the catalog, the verdict changes: it was this one that decided."""
+    catalog = default_catalog()
+    verdict = diagnose(fault)
+    without = type(catalog)(tuple(s for s in catalog.signatures if s.id != verdict.signature))
+    assert diagnose(fault, without).signature != verdict.signature
