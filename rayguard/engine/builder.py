@@ -16,8 +16,10 @@ from rayguard.engine.plain import PlainEngine
 from rayguard.engine.records import clear
 from rayguard.engine.settings import SAFE_SETTINGS, EngineSettings
 from rayguard.errors import ConfigError, RecoveryTimeoutError
+from rayguard.private import open_private
 from rayguard.process.identity import ProcessId, mark_environment, owner_mark
 from rayguard.process.tree import descendants, end
+from rayguard.recovery.harmless import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -69,7 +71,9 @@ class EngineBuilder:
         settings = EngineSettings(applied=applied, facts=self._facts, accepted=self._accepted)
         before = set(descendants(ProcessId.me()))
         with _ONE_BUILD, self._environment():
-            clear(self.records)
+            with harmless("records"):
+                os.close(open_private(self.records))
+                clear(self.records)
             try:
                 built = bounded(lambda: self._construct(settings), deadline_s, "rayguard-build")
             except TimeoutError as late:

@@ -20,6 +20,7 @@ import signal
 import psutil
 
 from rayguard.engine.records import RecordingHandler, RecordWriter
+from rayguard.engine.vllm_receiver import install_receiver
 from rayguard.faults.fault import Role
 from rayguard.process.deaths import DeathWatch
 from rayguard.process.identity import OWNER_ENV, ProcessId, claim, owner_of
@@ -70,6 +71,7 @@ def _install(directory: str) -> None:
         del os.environ[RECORDS_ENV]
         return
     _record(directory, role)
+    install_receiver()
     if owner is None:
         _log.warning("%s=%r names no process: this engine process is not tied to it", OWNER_ENV, mark)
         return

@@ -1,0 +1,102 @@
+"""Where rayguard keeps its state and where it listens: an argument, else the environment, else the default.
+
+What the guard may *do* is no setting but a value: ``rayguard.recovery.policy``. How the directories are made
+and checked is ``rayguard.private``; choosing one here creates nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from rayguard.errors import ConfigError
+
+ENV_PREFIX = "RAYGUARD_"
+_OFF = frozenset({"off", "none", "no"})
+
+
+def default_home() -> Path:
+    """Return ``$XDG_STATE_HOME/rayguard`` or ``~/.local/state/rayguard``; creates nothing.
+
+    Where that cannot be written (no home, read-only, another user's), it is ``<tmp>/rayguard-<uid>``.
+    """
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    home = Path(os.path.expanduser(state)) / "rayguard"  # noqa: PTH111 - Path.expanduser raises without a home
+    return home if _could_write(home) else Path(tempfile.gettempdir()) / f"rayguard-{os.getuid()}"
+
+
+def _could_write(home: Path) -> bool:
+    """Say whether ``home`` is ours to write, or could be made."""
+    if not home.is_absolute():
+        return False
+    try:
+        if home.exists():
+            return home.stat().st_uid == os.getuid() and os.access(home, os.W_OK | os.X_OK)
+        nearest = next(parent for parent in home.parents if parent.exists())
+    except OSError:  # a parent that may not be searched, a symlink loop
+        return False
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+
+
+def _port_or_off(value: Any) -> Any:
+    return None if isinstance(value, str) and value.strip().lower() in _OFF else value
+
+
+def _absolute(value: Any) -> Any:
+    """Make a path independent of the working directory: Ray gives each job and worker another one."""
+    if value == "":
+        raise ValueError("a path must not be empty")
+    try:
+        return Path(value).expanduser().absolute() if isinstance(value, (str, Path)) else value
+    except RuntimeError as error:  # "~someone" who does not exist; pydantic wants a ValueError
+        raise ValueError(str(error)) from error
+
+
+class Settings(BaseSettings):
+    """The settings of one process; ``Settings(metrics_port=0)`` or ``RAYGUARD_METRICS_PORT=0``.
+
+    Raises ``ConfigError`` with the name of the argument or variable that cannot be used.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, validate_default=True
+    )
+
+    home: Annotated[Path, BeforeValidator(_absolute)] = Field(default_factory=default_home)
+    metrics_port: Annotated[int | None, BeforeValidator(_port_or_off)] = Field(default=None, ge=0, le=65_535)
+    metrics_address: str = Field(default="127.0.0.1", min_length=1)
+    journal_max_bytes: int = Field(default=8 << 20, ge=4_096)
+    journal_keep: int = Field(default=4, ge=1, le=1_000)
+
+    def __init__(self, **arguments: Any) -> None:
+        """Take ``arguments`` first; pydantic's report becomes one sentence for each mistake."""
+        try:
+            super().__init__(**arguments)
+        except ValidationError as error:
+            raise ConfigError("; ".join(_mistakes(error, arguments))) from error
+
+
+def _mistakes(error: ValidationError, arguments: dict[str, Any]) -> list[str]:
+    known = ", ".join(Settings.model_fields)
+    sentences = []
+    for mistake in error.errors(include_url=False):
+        name = str(mistake["loc"][0]) if mistake["loc"] else ""
+        if mistake["type"] == "extra_forbidden":
+            sentences.append(f"Settings has no argument {name!r}; known are {known}")
+            continue
+        source = f"Settings({name}=...)" if name in arguments else f"{ENV_PREFIX}{name.upper()}"
+        sentences.append(
+            f"{source} is {mistake['input']!r}, which cannot be used: {mistake['msg']}. "
+            f"Correct it, or leave it away for the default ({_default_of(name)})"
+        )
+    return sentences
+
+
+def _default_of(name: str) -> Any:
+    default = Settings.model_fields[name].get_default(call_default_factory=True, validated_data={})
+    return "off" if default is None else default

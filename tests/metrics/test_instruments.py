@@ -1,0 +1,71 @@
+"""The list of instruments: well named, bounded, and what the documentation says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayguard.metrics.instruments import INSTRUMENTS, MetricType, markdown
+from rayguard.recovery.tally import Durations, Tally
+
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+@pytest.mark.parametrize("instrument", INSTRUMENTS, ids=lambda one: one.name)
+def test_names_follow_the_rules(instrument):
+    """``rayguard_<noun>``; counters, and only they, end in ``_total``; durations in ``_seconds``."""
+    assert re.fullmatch(r"rayguard_[a-z]+(_[a-z]+)*", instrument.name)
+    assert instrument.name.endswith("_total") == (instrument.type is MetricType.COUNTER)
+    assert instrument.name.endswith("_seconds") == (instrument.unit == "seconds")
+    assert instrument.help.endswith(".")
+
+
+def test_names_are_unique():
+    """Two with one name would hide each other."""
+    assert len({one.name for one in INSTRUMENTS}) == len(INSTRUMENTS)
+
+
+def test_no_label_is_unbounded():
+    """An id or a message in a label makes a time series of each incident."""
+    allowed = {"kind", "scope", "remedy", "outcome", "engine", "target", "piece", "version"}
+    assert {label for one in INSTRUMENTS for label in one.labels} == allowed
+
+
+@pytest.mark.parametrize("instrument", INSTRUMENTS, ids=lambda one: one.name)
+def test_each_reads_its_own_labels(instrument):
+    """As many values as labels, and a histogram reads durations."""
+    tally = Tally()
+    tally.engine("rollout")
+    tally.calls["Rollout"] += 1
+    tally.guard_error("journal")
+    tally.incidents["k", "s", "r", "o"] += 1
+    readings = list(instrument.read(tally))
+    assert readings
+    for values, number in readings:
+        assert len(values) == len(instrument.labels)
+        assert isinstance(number, Durations) == (instrument.type is MetricType.HISTOGRAM)
+
+
+def test_the_documentation_is_current():
+    """After a change: ``python -m rayguard.metrics.instruments > docs/metrics.md``."""
+    assert DOCS.read_text(encoding="utf-8") == markdown()
+
+
+def test_it_prints_the_documentation():
+    """The command that the test above names."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "rayguard.metrics.instruments"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ran.stdout == markdown()
+
+
+def test_the_list_needs_no_prometheus():
+    """Dashboards are generated from it where no client library is installed."""
+    code = "import sys, rayguard.metrics.instruments; assert 'prometheus_client' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
