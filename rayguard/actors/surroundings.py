@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rayguard.actors.incarnation import ActorMemory, Incarnation
+from rayguard.actors.presence import refresh, show
 from rayguard.engine.surroundings import Surroundings
 from rayguard.recovery.harmless import harmless
 
@@ -19,6 +20,7 @@ def surroundings_of(owner: object) -> Surroundings:
         life = Incarnation.current()
     memory = ActorMemory(life.actor_id, part="engine")
     name = _called(owner)
+    show(life, name)
     return Surroundings(
         target=name,
         actor_id=life.actor_id,
@@ -27,6 +29,7 @@ def surroundings_of(owner: object) -> Surroundings:
         incarnation=life.number,
         recall=memory.load,
         remember=memory.save,
+        changed=refresh,
         restartable=lambda: life.restartable,
     )
 

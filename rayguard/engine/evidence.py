@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import threading
 import time
 from typing import TYPE_CHECKING
 
-from rayguard.engine.records import read_records
+from rayguard.engine.records import EngineRecords, read_records
 from rayguard.faults.fault import Fault, ProcessExit, Role, facts_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rayguard.faults.fault import Silence
 
 # vllm/v1/executor/multiproc_executor.py: the core names the worker's exit code, which only it can wait for.
+_LAST_WORDS_S = 0.5
 _WORKER_EXIT = re.compile(r"died unexpectedly \(exit code: (-?[0-9]+)\)")
 
 
@@ -28,8 +30,8 @@ def gather(
 ) -> Fault:
     """Return the facts about the failure of ``engine``, seen now. ``since``: wall clock of its start."""
     now = time.time()
-    written = read_records(records, since)
     exits = () if engine is None else engine.exits()
+    written = _read(records, since, wait=_only_the_core_can_tell(exits))
     return Fault(
         role=Role.ROLLOUT,
         operation="engine",
@@ -40,6 +42,24 @@ def gather(
         log=written.log,
         at=now,
     )
+
+
+def _only_the_core_can_tell(exits: tuple[ProcessExit, ...]) -> bool:
+    workers = [gone for gone in exits if gone.role is Role.ENGINE_WORKER and gone.exitcode is None]
+    return bool(workers) and len(workers) == len(exits)
+
+
+def _read(records: Path, since: float, *, wait: bool) -> EngineRecords:
+    """Read what was written; with ``wait``, give a living core a moment to say how its worker ended.
+
+    We hear of the worker's death as soon as the core does, and are about to end the core.
+    """
+    written = read_records(records, since)
+    pause, until = threading.Event(), time.monotonic() + _LAST_WORDS_S
+    while wait and not written.log and not written.exceptions and time.monotonic() < until:
+        pause.wait(0.02)
+        written = read_records(records, since)
+    return written
 
 
 def began_at(fault: Fault) -> float | None:

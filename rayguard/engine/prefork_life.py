@@ -37,7 +37,8 @@ _MAIN = (
     "from rayguard.engine.prefork_preload import serve; serve(told)"
 )
 _LONGEST_FOLDER = 90  # a socket's path has at most 107 characters
-_NOT_READ_BEFORE_USE = frozenset({"CUDA_VISIBLE_DEVICES"})  # NVML and CUDA start in the child
+# NVML and CUDA start in the child; the other is applied there.
+_FIT_IN_CHILD = frozenset({"CUDA_VISIBLE_DEVICES", prefork_preload.DYNAMIC_THREADS})
 
 
 class Life:
@@ -127,7 +128,7 @@ class Life:
             differs.discard("OMP_NUM_THREADS")  # the child applies it
         if "LD_PRELOAD" in differs and self._has_loaded(now.get("LD_PRELOAD", "")):
             differs.discard("LD_PRELOAD")  # vLLM's CPU platform sets it to torch's own libgomp
-        return tuple(sorted(differs - _NOT_READ_BEFORE_USE))
+        return tuple(sorted(differs - _FIT_IN_CHILD))
 
     def _has_loaded(self, libraries: str) -> bool:
         try:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 VLLM_MODULES = (
     "vllm",
@@ -36,6 +36,7 @@ VLLM_MODULES = (
     "vllm.v1.executor.uniproc_executor",
 )
 EXIT_REFUSED = 3
+DYNAMIC_THREADS = "TORCHINDUCTOR_CPP_DYNAMIC_THREADS"
 _OWN_LOOP_THREADS = ("ZMQbg/",)  # libzmq's: they wait in epoll and are left out of a fork unharmed
 
 # As ``vllm.utils.ompmultiprocessing`` writes them around the start of a worker; others are the user's.
@@ -60,13 +61,12 @@ def serve(arguments: str) -> None:
     told: dict[str, Any] = json.loads(arguments)
     # A thread of the owner may have blocked SIGCHLD; exit codes would then never be sent.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    read: dict[str, None] = {}
+    read: set[str] = set()
     try:
-        refusal = preload(told["modules"], read.setdefault)
+        refusal = preload(told["modules"], read)
     except BaseException as error:  # noqa: BLE001 - whatever an import raises, the owner must be told
         refusal = f"{type(error).__name__}: {error}"
-    names = {os.fsdecode(name) for name in read}  # ``os.environb`` is read too
-    seen = {name: os.environ.get(name) for name in names if not name.startswith("OPENBLAS_")}
+    seen = {name: os.environ.get(name) for name in read if not name.startswith("OPENBLAS_")}
     report = {"refusal": refusal, "environ": seen}
     with connection.Connection(told["report"], readable=False) as pipe:
         pipe.send_bytes(json.dumps(report).encode())
@@ -82,31 +82,44 @@ def serve(arguments: str) -> None:
         os._exit(EXIT_REFUSED if refusal else 0)
 
 
-def preload(modules: Iterable[str], note: Callable[[str, None], object]) -> str:
+def preload(modules: Iterable[str], read: set[str]) -> str:
     """Import ``modules``; return why this process must not be forked, or an empty string.
 
-    Each environment variable that is read meanwhile is given to ``note``: a child cannot take over
-    a new value of those, because some module has already made a constant of it.
+    Each environment variable that is looked up meanwhile goes into ``read``: some module has made a
+    constant of it, and a child cannot take over a new value.
     """
-    environ_type = type(os.environ)
-    getitem = environ_type.__getitem__
-
-    def noting(environ: Any, key: str) -> str:
-        note(key, None)
-        return getitem(environ, key)
-
-    environ_type.__getitem__ = noting  # type: ignore[method-assign]
-    try:
+    with _noting_lookups(read):
         for name in modules:
             importlib.import_module(name)
         if "vllm" in sys.modules:
             _import_worker()
             _fork_workers()
-    finally:
-        environ_type.__getitem__ = getitem  # type: ignore[method-assign]
     gc.collect()
     gc.freeze()  # else each child's first collection touches, and so copies, every page
     return _unfit_to_fork()
+
+
+@contextlib.contextmanager
+def _noting_lookups(read: set[str]) -> Iterator[None]:
+    environ = type(os.environ)
+    getitem, iterate = environ.__getitem__, environ.__iter__
+    copied: list[Any] = [None]  # the name that a copy of the whole environment is at: no look-up
+
+    def noting_getitem(self: Any, key: Any) -> Any:
+        if key != copied[0]:
+            read.add(os.fsdecode(key))  # ``os.environb`` is of this class too
+        return getitem(self, key)
+
+    def noting_iterate(self: Any) -> Iterator[Any]:
+        for copied[0] in iterate(self):
+            yield copied[0]
+        copied[0] = None
+
+    environ.__getitem__, environ.__iter__ = noting_getitem, noting_iterate  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        environ.__getitem__, environ.__iter__ = getitem, iterate  # type: ignore[method-assign]
 
 
 def read_in_c(environ: Iterable[str]) -> set[str]:
@@ -127,6 +140,7 @@ def adopt(environ: dict[str, str], cpus: set[int], preparation: dict[str, Any]) 
     own: Any = forkserver._forkserver  # noqa: SLF001
     os.close(own._forkserver_alive_fd)  # noqa: SLF001
     own._forkserver_alive_fd = own._forkserver_address = None  # noqa: SLF001
+    _fit_inductor()
     fit_threads()
     _harmless_threads.update(_threads())  # torch's pool, which knows how to be forked
     return preparation
@@ -142,6 +156,13 @@ def fit_threads() -> None:
     count = os.environ.get("OMP_NUM_THREADS", "")
     if torch is not None and count.isdigit() and int(count) not in {0, torch.get_num_threads()}:
         torch.set_num_threads(int(count))
+
+
+def _fit_inductor() -> None:
+    """Redo the one constant that vLLM itself changes in the owner (its CPU platform) after the preload."""
+    inductor = sys.modules.get("torch._inductor.config")
+    if inductor is not None:
+        inductor.cpp.dynamic_threads = os.environ.get(DYNAMIC_THREADS) == "1"
 
 
 def fit_cpus() -> None:

@@ -15,6 +15,7 @@ from rayguard.engine.surroundings import Surroundings
 from rayguard.engine.watch import EngineWatch
 from rayguard.engine.weights import as_source
 from rayguard.recovery.policy import GuardPolicy
+from rayguard.recovery.tally import TALLY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +53,7 @@ def engine_slot(
         server.start()
     lives = Lives(
         EngineBuilder(recipe, report, records=_records(around), prefork=server),
-        EngineWatch(policy, noticed),
+        EngineWatch(policy, noticed, TALLY.engine(around.target)),
         CurrentWeights(None if weights is None else as_source(weights), policy.weights_deadline_s),
         policy,
     )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rayguard.engine.protocol import Engine
     from rayguard.process.identity import ProcessId
     from rayguard.recovery.policy import GuardPolicy
+    from rayguard.recovery.tally import EngineTally
 
     OnFailure = Callable[[Engine, Silence | None], None]
 
@@ -33,8 +34,9 @@ _INTERVAL_S = 0.5
 class EngineWatch:
     """Watches one engine at a time; ``on_failure`` is called from a thread of its own."""
 
-    def __init__(self, policy: GuardPolicy, on_failure: OnFailure) -> None:
+    def __init__(self, policy: GuardPolicy, on_failure: OnFailure, tally: EngineTally) -> None:
         self._policy = policy
+        self._tally = tally
         self._on_failure = on_failure
         self._deaths = DeathWatch()
         self._engine: Engine | None = None
@@ -80,6 +82,8 @@ class EngineWatch:
 
     def _look(self, engine: Engine, watchdog: Watchdog) -> None:
         progress = engine.progress()
+        self._tally.requests_running = len(progress.running)
+        self._tally.tokens_generated = progress.tokens
         processes = [known.process for known in engine.processes()]
         verdict = watchdog.see(
             Observation(

@@ -108,9 +108,7 @@ def test_repeats_are_bounded_and_restarts_only_where_they_may_be(
 ):
     """The bounds that hold for every diagnosis a catalog could ever give."""
     policy = GuardPolicy(call_retries=retries)
-    action = decide(
-        diagnosis, attempt=attempt, idempotent=idempotent, restart=restart, policy=policy
-    ).action
+    action = decide(diagnosis, attempt=attempt, idempotent=idempotent, restart=restart, policy=policy).action
     if action is Action.RETRY:
         assert attempt < retries
         assert not needs_new_process(diagnosis)

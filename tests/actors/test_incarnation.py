@@ -1,0 +1,317 @@
+"""Lives of an actor: which one this is, what outlives it, and when enough is enough."""
+
+import os
+import time
+
+import pytest
+
+from rayguard.actors import incarnation, records, restart
+from rayguard.actors.guard import guard
+from rayguard.actors.incarnation import ActorMemory, Incarnation, PastDeath
+from rayguard.errors import GaveUpError
+from rayguard.recovery.budget import RestartBudget
+from rayguard.recovery.incident import Incident, Outcome, incident_of
+from rayguard.recovery.policy import GuardPolicy
+from rayguard.recovery.tally import TALLY
+
+BUDGET = RestartBudget(max_restarts=2, within_s=100.0)
+
+
+class FakeTable:
+    """Ray's key-value table, in a dict."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def internal_kv_get(self, key, namespace, timeout):
+        assert timeout
+        return self.rows.get((namespace, key))
+
+    def internal_kv_put(self, key, value, overwrite, namespace, timeout):
+        assert overwrite
+        assert timeout
+        self.rows[namespace, key] = value
+
+    def internal_kv_del(self, key, by_prefix, namespace, timeout):
+        assert not by_prefix
+        assert timeout
+        self.rows.pop((namespace, key), None)
+
+
+@pytest.fixture
+def fake_table(monkeypatch):
+    table = FakeTable()
+    monkeypatch.setattr(ActorMemory, "_table", staticmethod(lambda: table))
+    return table
+
+
+@pytest.fixture(params=["fake", pytest.param("ray", marks=pytest.mark.ray)])
+def memory(request):
+    """The same contract for the fake and for Ray's own table."""
+    request.getfixturevalue("fake_table" if request.param == "fake" else "cluster")
+    return ActorMemory(f"{time.time_ns():x}")
+
+
+# -- which life
+
+
+def test_outside_ray_it_is_the_first_life_of_nobody():
+    """A guarded class is an ordinary class there."""
+    here = Incarnation.current()
+    assert (here.number, here.actor_id, here.pid, here.restartable) == (0, "", os.getpid(), False)
+
+
+@pytest.mark.parametrize(
+    ("number", "max_restarts", "restartable"), [(0, 0, False), (0, 1, True), (1, 1, False), (99, -1, True)]
+)
+def test_restarts_are_left_until_rays_limit(number, max_restarts, restartable):
+    """Ray counts; -1 is without end."""
+    assert Incarnation(number=number, max_restarts=max_restarts).restartable is restartable
+
+
+@pytest.mark.ray
+def test_an_actor_and_a_driver_know_themselves(cluster):
+    """Its id, class, job and node, as Ray has them."""
+
+    @cluster.remote(max_restarts=4)
+    class Knows:
+        def current(self):
+            return Incarnation.current(), PastDeath.before_this()
+
+    actor = Knows.remote()
+    here, death = cluster.get(actor.current.remote(), timeout=60)
+    context = cluster.get_runtime_context()
+    assert here.actor_id == actor._actor_id.hex()
+    assert (here.job_id, here.node_id) == (context.get_job_id(), context.get_node_id())
+    assert (here.class_name, here.number, here.max_restarts) == ("Knows", 0, 4)
+    assert here.pid != os.getpid()
+    assert death is None
+    assert Incarnation.current().actor_id == ""
+
+
+# -- what outlives it
+
+
+def test_memory_keeps_what_was_saved_last(memory):
+    """Plain JSON types come back; parts do not mix; what is deleted is gone."""
+    other = ActorMemory("other")
+    assert memory.load() == {}
+    assert memory.save({"rung": 1, "applied": ["eager"]})
+    assert memory.save({"rung": 2})
+    assert memory.load() == {"rung": 2}
+    assert other.load() == {}
+    memory.delete()
+    assert memory.load() == {}
+
+
+def test_memory_parts_and_actors_are_apart(fake_table):
+    """The engine's word and the process's are two."""
+    one, two = ActorMemory("a", "process"), ActorMemory("a", "engine")
+    one.save({"x": 1})
+    assert two.load() == {}
+    assert [namespace for namespace, _ in fake_table.rows] == [b"rayguard"]
+
+
+def errors():
+    return TALLY.guard_errors["memory"]
+
+
+@pytest.mark.parametrize("values", [{"x": object()}, {"x": "y" * (300 << 10)}], ids=["no json", "too large"])
+def test_what_cannot_be_kept_is_counted_and_not_raised(values, fake_table):
+    """The actor goes on."""
+    before = errors()
+    assert ActorMemory("a").save(values) is False
+    assert errors() == before + 1
+
+
+def test_without_ray_there_is_no_memory_and_no_error_for_nobody(monkeypatch):
+    """An object outside an actor has no id to keep anything under; an actor without a table is counted."""
+    before = errors()
+    assert ActorMemory("").load() == {}
+    assert ActorMemory("").save({}) is False
+    ActorMemory("").delete()
+    assert errors() == before
+
+    def gone():
+        raise ConnectionError
+
+    monkeypatch.setattr(ActorMemory, "_table", staticmethod(gone))
+    assert ActorMemory("a").load() == {}
+    assert ActorMemory("a").save({}) is False
+    ActorMemory("a").delete()
+    assert errors() == before + 3
+
+
+@pytest.mark.parametrize("row", [b"torn {", b'{"version": 99, "values": {}}', b"[]"])
+def test_a_record_that_is_not_ours_is_nothing(row, fake_table):
+    """Of a newer rayguard, or torn."""
+    before = errors()
+    fake_table.rows[b"rayguard", b"actor:a:state"] = row
+    assert ActorMemory("a").load() == {}
+    assert errors() == before + 1
+
+
+# -- when enough is enough
+
+
+@pytest.fixture
+def life(monkeypatch, tmp_path, fake_table):
+    """Pretend to be the actor in a given life: returns what enters it."""
+    monkeypatch.setenv("RAYGUARD_HOME", str(tmp_path))
+    monkeypatch.setattr(records, "_last_written", {})
+    monkeypatch.setattr(restart, "inside_ray_worker", lambda: True)
+    alive = []
+    monkeypatch.setattr(restart, "this_actor", lambda: alive[-1] if alive else None)
+    died = PastDeath(pid=77, at=time.time() - 1.5, how="SYSTEM_ERROR: connection closed")
+    monkeypatch.setattr(PastDeath, "before_this", staticmethod(lambda: died))
+
+    def enter(number, cls):
+        monkeypatch.setattr(restart, "gate", restart._open)
+        monkeypatch.setattr(restart, "standing", restart.Standing(Incarnation()))
+        now = Incarnation(actor_id="abc", number=number, max_restarts=-1)
+        monkeypatch.setattr(incarnation.Incarnation, "current", classmethod(lambda _: now))
+        alive.append(cls.__new__(cls))  # as Ray does it: the actor is known before its __init__ runs
+        alive[-1].__init__()
+        return alive[-1]
+
+    return enter
+
+
+def actor_class(**options):
+    @guard(policy=GuardPolicy(process_budget=BUDGET), **options)
+    class Actor:
+        ready = False
+
+        def __init__(self):
+            self.ready = True
+
+        def work(self):
+            return "worked"
+
+    return Actor
+
+
+def word():
+    return ActorMemory("abc", "process")
+
+
+def journal():
+    from rayguard.recovery.journal import default_journal
+
+    return default_journal().read()
+
+
+def test_a_first_life_leaves_no_trace(life, fake_table):
+    """A healthy actor costs Ray's table nothing."""
+    assert life(0, actor_class()).work() == "worked"
+    assert not fake_table.rows
+    assert not journal()
+
+
+def test_lives_are_counted_until_the_budget_is_spent(life):
+    """Two restarts are allowed; the third life answers each call with the whole story."""
+    cls = actor_class()
+    for number in range(3):
+        assert life(number, cls).work() == "worked"
+    last = life(3, cls)
+    assert last.ready is False
+    for _ in range(2):
+        with pytest.raises(GaveUpError) as caught:
+            last.work()
+    assert caught.value.tried == ("restart_process", "restart_process")
+    assert incident_of(caught.value).outcome is Outcome.FAILED
+    assert [i.outcome for i in journal()] == [Outcome.RECOVERED, Outcome.RECOVERED, Outcome.FAILED]
+    with pytest.raises(GaveUpError):
+        life(4, cls).work()
+
+
+def test_restarts_long_ago_do_not_count(life):
+    """The budget is a rate."""
+    word().save({"restarts": [time.time() - 101, time.time() - 200, time.time() - 50]})
+    assert life(4, actor_class()).work() == "worked"
+    assert len(word().load()["restarts"]) == 2
+
+
+def test_the_incident_a_life_left_word_of_is_closed_by_the_next(life):
+    """With the time until the actor served again; once only."""
+    opened = Incident(
+        id="one", kind="cuda_device_assert", scope="process", cause="because", detected_at=time.time() - 3
+    )
+    word().save({"restarts": [], "incident": opened.to_json()})
+    cls = actor_class()
+    life(1, cls)
+    (incident,) = journal()
+    assert (incident.id, incident.outcome) == ("one", Outcome.RECOVERED)
+    assert 3 <= incident.recover_s < 10
+    life(2, cls)
+    assert [i.id == "one" for i in journal()].count(True) == 1
+    assert len(journal()) == 2
+
+
+def test_a_death_nobody_left_word_of_is_known_from_ray(life):
+    """What Ray saw is the evidence, without its guesses."""
+    life(1, actor_class())
+    (incident,) = journal()
+    assert (incident.scope, incident.pid, incident.incarnation) == ("process", 77, 0)
+    assert 1.5 <= incident.recover_s < 10
+
+
+@pytest.mark.parametrize("broken", ["mark", "memory", "journal", "diagnosed", "death"])
+def test_a_bug_at_the_start_of_a_life_does_not_stop_the_actor(broken, life, monkeypatch):
+    """It works as it would have, and the bug is counted."""
+
+    def explode(*_args, **_kwargs):
+        raise RuntimeError("a bug in rayguard")
+
+    cls = actor_class()
+    if broken == "memory":
+        monkeypatch.setattr(ActorMemory, "_table", staticmethod(explode))
+    if broken == "journal":
+        monkeypatch.setattr("rayguard.recovery.journal.default_journal", explode)
+    if broken == "diagnosed":
+        monkeypatch.setattr(records, "diagnosed", explode)
+    if broken == "death":
+        monkeypatch.setattr(PastDeath, "before_this", staticmethod(explode))
+    before = sum(TALLY.guard_errors.values())
+    if broken == "mark":
+        monkeypatch.setattr(restart, "mark_of", explode)
+    actor = life(1, cls)
+    assert actor.ready
+    assert actor.work() == "worked"
+    assert sum(TALLY.guard_errors.values()) > before
+
+
+def test_the_budget_holds_although_the_catalog_is_broken(life, monkeypatch):
+    """Never worse is not enough here: a loop without end would be."""
+
+    def explode(_):
+        raise RuntimeError("a bug in rayguard")
+
+    monkeypatch.setattr(records, "diagnosed", explode)
+    word().save({"restarts": [time.time() - 2, time.time() - 1]})
+    with pytest.raises(GaveUpError):
+        life(3, actor_class()).work()
+
+
+def test_another_guarded_object_in_the_process_has_no_life_to_count(life):
+    """A helper inside somebody else's actor is not stopped by that actor's restarts."""
+
+    @guard
+    class Helper:
+        def __init__(self):
+            self.ready = True
+
+        def work(self):
+            return self.ready
+
+    class Unguarded:
+        def __init__(self):
+            self.helper = Helper()
+
+    word().save({"restarts": [time.time()] * 9})
+    assert life(9, Unguarded).helper.work()
+    assert restart.gate is None
+    given_up = life(9, actor_class())
+    assert Helper().work()
+    with pytest.raises(GaveUpError):
+        given_up.work()
