@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from dataclasses import replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -80,13 +81,15 @@ def method(*marked: Any, idempotent: bool = _NOTHING) -> Callable[[F], F]:
 def guard_class(target: T, mark: Guarding) -> T:
     """Put ``target`` (a class, or the actor class that Ray made of one) under guard as ``mark`` says."""
     cls = _plain_class(target)
-    if MARK in vars(cls):
+    before = vars(cls).get(MARK)
+    if before is not None and not before.implied:
         raise ConfigError(
             f"{cls.__name__} is guarded twice; one @rayguard.guard is enough, keep the outer one"
         )
     methods = dict(_methods(cls))
     late = _importable(cls)
-    kept = Guarding(policy=mark.policy, idempotent=mark.idempotent, role=mark.role, late=late)
+    role = mark.role if before is None else before.role
+    kept = replace(mark, role=role, late=late if before is None else before.late)
     try:
         setattr(cls, MARK, kept)
     except TypeError as error:

@@ -11,7 +11,12 @@ import contextlib
 import inspect
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from rayguard.actors.guard import guard_class
+from rayguard.actors.options import Guarding
+from rayguard.actors.surroundings import surroundings_of
+from rayguard.actors.wrap import leave
 from rayguard.errors import ConfigError
+from rayguard.faults.fault import Role
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,6 +39,16 @@ class RolloutMixin:
 
     _engine_slot: EngineSupervisor | None = None
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Guard the class that owns an engine, as ``@rayguard.guard`` does; that may be said as well."""
+        super().__init_subclass__(**options)
+        recipe = vars(cls).get("build_engine")
+        if recipe is not None:
+            leave(recipe)  # its failures are the supervisor's
+        if "__ray_actor_class__" not in vars(cls):  # not for Ray's own subclass, made by @ray.remote
+            guard_class(cls, Guarding(role=Role.ROLLOUT, implied=True))
+
+    @leave
     def build_engine(self, settings: EngineSettings) -> Any:
         """Build and return an engine. Called again for each restart, with safer settings.
 
@@ -42,13 +57,14 @@ class RolloutMixin:
         """
         raise NotImplementedError(f"{type(self).__qualname__} has no build_engine(self, settings)")
 
+    @leave
     def start_engine(self, *, weights: Any = None, policy: GuardPolicy | None = None) -> None:
         """Build the first engine; returns when it is there.
 
         Args:
             weights: Where the current weights are: a callable that returns ``rayguard.Weights``, a
                 ``WeightSource``, or a checkpoint path. No request is served by an engine that has others.
-            policy: What may be done and for how long; the default is meant to be right.
+            policy: What may be done and for how long; by default what ``@rayguard.guard(policy=...)`` said.
 
         Raises:
             ConfigError: ``build_engine`` is missing, returns nothing or ignores its settings.
@@ -60,7 +76,6 @@ class RolloutMixin:
             raise ConfigError(
                 f"{type(self).__qualname__} needs build_engine(self, settings), which returns its engine"
             )
-        from rayguard.actors.surroundings import surroundings_of  # noqa: PLC0415 - imports are free
         from rayguard.engine.slot import engine_slot  # noqa: PLC0415
 
         around = surroundings_of(self)
@@ -73,6 +88,7 @@ class RolloutMixin:
     def with_engine(self, use: Callable[[Any], Awaitable[T]]) -> Awaitable[T]: ...
     @overload
     def with_engine(self, use: Callable[[Any], T]) -> T: ...
+    @leave
     def with_engine(self, use: Callable[[Any], Any]) -> Any:
         """Return ``use(engine)``, whatever happens to the engine meanwhile.
 
@@ -82,6 +98,7 @@ class RolloutMixin:
         slot = self._slot()
         return _use_async(slot, use) if slot.is_async else _use(slot, use)
 
+    @leave
     def update_weights(self) -> Any:
         """Bring the engine to the source's current version and return that version.
 
@@ -91,10 +108,12 @@ class RolloutMixin:
         slot = self._slot()
         return _update_async(slot) if slot.is_async else slot.bring_weights()
 
+    @leave
     def engine_status(self) -> dict[str, Any]:
         """Return what runs here: epoch, rung, settings, weight version, process ids, counters."""
         return self._slot().status()
 
+    @leave
     def stop_engine(self) -> None:
         """End the engine to its last process."""
         slot, self._engine_slot = self._engine_slot, None

@@ -8,7 +8,7 @@ hook along. Does not touch methods (``rayguard.actors.wrap``) and decides nothin
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rayguard.actors.incarnation import ActorMemory
@@ -27,21 +27,23 @@ class Guarding:
     """The mark on a guarded class: how it is guarded. Unpickling it installs the hook where the class goes.
 
     ``late``: the class was guarded after its module had defined it. A worker that imports the module sees it
-    bare, so its wrappers must travel with the actor class.
+    bare, so its wrappers must travel with the actor class. ``implied``: guarded because of a base class
+    (``RolloutMixin``); an explicit guard may say it in its own words.
     """
 
     policy: GuardPolicy = field(default_factory=GuardPolicy)
     idempotent: bool = True
     role: Role = Role.ACTOR
     late: bool = False
+    implied: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self.policy, self.idempotent, self.role, self.late)
+        return _arrived, ({f.name: getattr(self, f.name) for f in fields(self)},)
 
 
-def _arrived(policy: GuardPolicy, idempotent: bool, role: Role, late: bool) -> Guarding:  # noqa: FBT001 - pickle
+def _arrived(values: dict[str, Any]) -> Guarding:
     install()
-    return Guarding(policy=policy, idempotent=idempotent, role=role, late=late)
+    return Guarding(**values)
 
 
 def mark_of(cls: type) -> Guarding | None:

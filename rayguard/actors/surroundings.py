@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rayguard.actors.incarnation import ActorMemory, Incarnation
 from rayguard.actors.presence import refresh, show
+from rayguard.actors.restart import end_process
 from rayguard.engine.surroundings import Surroundings
 from rayguard.recovery.harmless import harmless
 
@@ -31,6 +32,7 @@ def surroundings_of(owner: object) -> Surroundings:
         remember=memory.save,
         changed=refresh,
         restartable=lambda: life.restartable,
+        die=lambda: end_process(None),
     )
 
 

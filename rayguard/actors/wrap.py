@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayguard.actors import keeper, restart
 from rayguard.actors.options import MARK, mark_of
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types import FunctionType
 
     Method = Callable[..., Any]
+    F = TypeVar("F", bound=Method)
 
 _GUARDED = "__rayguard_guarded__"
 
@@ -32,6 +33,12 @@ class _Ended:
 def is_guarded(method: object) -> bool:
     """Say whether ``method`` is one of our wrappers."""
     return getattr(method, _GUARDED, False) is True
+
+
+def leave(method: F) -> F:
+    """Mark ``method`` as one that no guard wraps: it belongs to the guard itself."""
+    setattr(method, _GUARDED, True)
+    return method
 
 
 def wrap(name: str, method: FunctionType, *, through: Method | None = None) -> Method:
