@@ -30,36 +30,35 @@ def gather(
 ) -> Fault:
     """Return the facts about the failure of ``engine``, seen now. ``since``: wall clock of its start."""
     now = time.time()
-    exits = () if engine is None else engine.exits()
-    written = _read(records, since, wait=_only_the_core_can_tell(exits))
+    exits, written = _last_words(engine, records, since)
     return Fault(
         role=Role.ROLLOUT,
         operation="engine",
         exceptions=() if error is None else facts_of(error, role=Role.ROLLOUT, at=now),
         records=written.exceptions,
-        exits=_with_exit_codes(exits, written.log),
+        exits=exits,
         silence=silence,
         log=written.log,
         at=now,
     )
 
 
-def _only_the_core_can_tell(exits: tuple[ProcessExit, ...]) -> bool:
-    workers = [gone for gone in exits if gone.role is Role.ENGINE_WORKER and gone.exitcode is None]
-    return bool(workers) and len(workers) == len(exits)
+def _last_words(
+    engine: Engine | None, records: Path, since: float
+) -> tuple[tuple[ProcessExit, ...], EngineRecords]:
+    """Return who ended, how, and what was written, giving them a moment to say it.
 
-
-def _read(records: Path, since: float, *, wait: bool) -> EngineRecords:
-    """Read what was written; with ``wait``, give a living core a moment to say how its worker ended.
-
-    We hear of the worker's death as soon as the core does, and are about to end the core.
+    A death is seen before its exit code can be read: a core's comes through the prefork server, a worker's
+    is told by the core, which hears of it when we do and which we are about to end.
     """
-    written = read_records(records, since)
     pause, until = threading.Event(), time.monotonic() + _LAST_WORDS_S
-    while wait and not written.log and not written.exceptions and time.monotonic() < until:
-        pause.wait(0.02)
+    while True:
         written = read_records(records, since)
-    return written
+        exits = _with_exit_codes(() if engine is None else engine.exits(), written.log)
+        told = written.exceptions or any(gone.exitcode is not None for gone in exits)
+        if told or not exits or time.monotonic() >= until:
+            return exits, written
+        pause.wait(0.02)
 
 
 def began_at(fault: Fault) -> float | None:

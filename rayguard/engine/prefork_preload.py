@@ -22,6 +22,7 @@ import shutil
 import signal
 import sys
 import threading
+from collections import deque
 from multiprocessing import connection, context, forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,17 +104,21 @@ def preload(modules: Iterable[str], read: set[str]) -> str:
 def _noting_lookups(read: set[str]) -> Iterator[None]:
     environ = type(os.environ)
     getitem, iterate = environ.__getitem__, environ.__iter__
-    copied: list[Any] = [None]  # the name that a copy of the whole environment is at: no look-up
+    copying: deque[Any] = deque()  # a copy of all takes each name, then each value in the same order
 
     def noting_getitem(self: Any, key: Any) -> Any:
-        if key != copied[0]:
+        if copying and copying[0] == key:
+            copying.popleft()
+        else:
+            copying.clear()
             read.add(os.fsdecode(key))  # ``os.environb`` is of this class too
         return getitem(self, key)
 
     def noting_iterate(self: Any) -> Iterator[Any]:
-        for copied[0] in iterate(self):
-            yield copied[0]
-        copied[0] = None
+        copying.clear()
+        for key in iterate(self):
+            copying.append(key)
+            yield key
 
     environ.__getitem__, environ.__iter__ = noting_getitem, noting_iterate  # type: ignore[method-assign]
     try:

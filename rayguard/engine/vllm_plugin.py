@@ -71,12 +71,12 @@ def _install(directory: str) -> None:
         del os.environ[RECORDS_ENV]
         return
     _record(directory, role)
-    install_receiver()
     if owner is None:
         _log.warning("%s=%r names no process: this engine process is not tied to it", OWNER_ENV, mark)
-        return
-    _here.claim = claim(mark)
-    _tie(owner)
+    else:
+        _here.claim = claim(mark)
+        _tie(owner)
+    install_receiver()  # last: it may import for seconds, in which the owner may die
 
 
 def _after_fork(_: _Installed) -> None:
