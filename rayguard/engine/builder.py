@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayguard.engine.bounded import bounded
 from rayguard.engine.plain import PlainEngine
-from rayguard.engine.records import clear
+from rayguard.engine.records import RECORDS_ENV, clear
 from rayguard.engine.settings import SAFE_SETTINGS, EngineSettings
 from rayguard.errors import ConfigError, RecoveryTimeoutError
 from rayguard.private import open_private
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     Recipe = Callable[[EngineSettings], Any]
     Report = Callable[[Exception, Any], Future[None]]
 
-RECORDS_ENV = "RAYGUARD_RECORDS"
 _PRELOAD_S = 60.0  # a preload takes about 10 s; past this, vLLM's own start is as good
 _PATIENCE_S = 6 * 3600.0  # a recovery ends by its own deadlines and budget; this only bounds a bug in it
 _ONE_BUILD = threading.Lock()  # the environment and vLLM's start method are the process's

@@ -108,22 +108,18 @@ class Life:
         try:
             report: dict[str, Any] = json.loads(self._reader.recv_bytes())
         except (EOFError, OSError):
-            return {"refusal": f"it ended during its preload (exit code {self._popen.poll()})", "environ": {}}
+            why = f"it ended during its preload (exit code {self._popen.poll()})"
+            return {"refusal": why, "read": [], "environ": {}}
         self.refused = bool(report["refusal"])
         return report
 
     def changed(self) -> tuple[str, ...]:
         """Return the environment variables that its preload read and that are others now."""
-        now, seen = os.environ, ({} if self._report is None else self._report["environ"])
-        differs = {
-            # vLLM itself sets some at import, in the owner as in the server: both values are right.
-            *(name for name, value in seen.items() if now.get(name) not in {value, self._environ.get(name)}),
-            *(
-                n
-                for n in prefork_preload.read_in_c({*now, *self._environ})
-                if now.get(n) != self._environ.get(n)
-            ),
-        }
+        now, report = os.environ, self._report or {"read": [], "environ": self._environ}
+        read = {*report["read"], *prefork_preload.read_in_c({*now, *self._environ})}
+        # vLLM sets some at its import, in the owner as in the server: the values before and after are right.
+        ends = (self._environ, report["environ"])
+        differs = {name for name in read if now.get(name) not in {end.get(name) for end in ends}}
         if now.get("OMP_NUM_THREADS", "").isdigit():
             differs.discard("OMP_NUM_THREADS")  # the child applies it
         if "LD_PRELOAD" in differs and self._has_loaded(now.get("LD_PRELOAD", "")):

@@ -47,7 +47,7 @@ _WORKER_CPUS = {
     "KMP_AFFINITY": r"^granularity=fine,explicit,proclist=\[([\d,]+)\]$",
 }
 
-# Read by C code when a library is loaded, so that no Python hook sees it. OPENBLAS_* is ours.
+# Read by C code when a library is loaded, so that no Python hook sees it.
 _READ_IN_C = re.compile(r"(OMP|KMP|GOMP|MKL|PYTORCH|MALLOC|LD)_")
 
 _harmless_threads: set[int] = set()
@@ -67,8 +67,7 @@ def serve(arguments: str) -> None:
         refusal = preload(told["modules"], read)
     except BaseException as error:  # noqa: BLE001 - whatever an import raises, the owner must be told
         refusal = f"{type(error).__name__}: {error}"
-    seen = {name: os.environ.get(name) for name in read if not name.startswith("OPENBLAS_")}
-    report = {"refusal": refusal, "environ": seen}
+    report = {"refusal": refusal, "read": sorted(read), "environ": dict(os.environ)}
     with connection.Connection(told["report"], readable=False) as pipe:
         pipe.send_bytes(json.dumps(report).encode())
     try:

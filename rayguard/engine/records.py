@@ -21,6 +21,7 @@ from rayguard.faults.fault import ExceptionFact, Frame, Role, facts_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+RECORDS_ENV = "RAYGUARD_RECORDS"  # where an engine's processes write; set by their owner
 MAX_LINE_BYTES = 64 * 1024
 MAX_FILE_BYTES = 4 * 1024 * 1024  # an engine that logs an error at each step must not fill the disk
 MAX_TEXT_CHARS = 2_000

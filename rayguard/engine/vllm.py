@@ -18,6 +18,7 @@ from typing_extensions import override
 from rayguard.engine.bounded import bounded
 from rayguard.engine.protocol import Carried, Engine, EngineProcess, Progress
 from rayguard.engine.vllm_client import AsyncHealingClient, SyncHealingClient
+from rayguard.engine.vllm_receiver import install_receiver
 from rayguard.engine.weights import WeightReceipt
 from rayguard.errors import RecoveryTimeoutError, WeightsError
 from rayguard.faults.fault import ProcessExit, Role
@@ -97,6 +98,8 @@ class VllmEngine(Engine):
             self.frontend = predecessor.frontend
         manager = getattr(getattr(self.core, "resources", None), "engine_manager", None)
         self._cores = tuple(getattr(manager, "processes", ()))
+        if not self._cores:  # it runs in this process, where no plugin was asked for
+            install_receiver()
         self._known = self._look()
 
     @property

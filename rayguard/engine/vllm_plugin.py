@@ -19,13 +19,12 @@ import signal
 
 import psutil
 
-from rayguard.engine.records import RecordingHandler, RecordWriter
+from rayguard.engine.records import RECORDS_ENV, RecordingHandler, RecordWriter
 from rayguard.engine.vllm_receiver import install_receiver
 from rayguard.faults.fault import Role
 from rayguard.process.deaths import DeathWatch
 from rayguard.process.identity import OWNER_ENV, ProcessId, claim, owner_of
 
-RECORDS_ENV = "RAYGUARD_RECORDS"
 
 _log = logging.getLogger("rayguard")
 _PR_SET_PDEATHSIG = 1

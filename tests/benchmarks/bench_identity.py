@@ -1,0 +1,77 @@
+"""Requests interrupted at random moments: is greedy output bit-identical, how soon is a death seen?
+
+Real vLLM on the CPU in this process; each trial kills the engine core or its worker with SIGKILL after a
+random number of tokens of a batch of eight, and compares tokens, text and log-probabilities with an
+undisturbed run. Last line JSON. ``python -m tests.benchmarks.bench_identity --trials 50``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+from pathlib import Path
+
+from tests.engine.real import ENVIRONMENT, PROMPTS, Owner, incidents, told
+
+
+def run(trials: int, seed: int) -> dict[str, float]:
+    from vllm import SamplingParams
+
+    from examples.grpo.model import build
+
+    dice = random.Random(seed)
+    folder = Path(tempfile.mkdtemp(prefix="rayguard-identity-"))
+    os.environ["RAYGUARD_HOME"] = str(folder / "home")
+    owner = Owner(str(build(folder / "model", 0)), "LLM")
+    from rayguard import GuardPolicy, RestartBudget
+
+    often = RestartBudget(max_restarts=10 * trials, within_s=3600.0)  # the faults are ours, not the engine's
+    owner.start_engine(policy=GuardPolicy(engine_budget=often))
+    params = SamplingParams(
+        temperature=0, max_tokens=100, logprobs=1, ignore_eos=True, repetition_penalty=1.3
+    )
+
+    def generate():
+        return owner.with_engine(lambda engine: engine.generate(PROMPTS, params, use_tqdm=False))
+
+    undisturbed = told(generate())
+    total = sum(len(o[0][0]) for o in undisturbed)
+    different, detected, recovered, lost = 0, [], [], 0
+    for trial in range(trials):
+        which = dice.choice(["core", "worker"])
+        before = len(incidents())
+        with owner.struck(which, after_tokens=dice.randrange(1, total - 8)) as struck:
+            different += told(generate()) != undisturbed
+        (incident,) = incidents()[before:]
+        detected.append(max(0.0, incident.detected_at - struck[0][1]))
+        recovered.append(incident.recover_s or 0.0)
+        lost += incident.tokens_lost
+        print(
+            f"trial {trial:3d} {which:6s} {incident.tokens_saved:4d} tokens kept, {recovered[-1]:.2f} s",
+            flush=True,
+        )
+    owner.stop_engine()
+    detected.sort()
+    return {
+        "trials": trials,
+        "not_identical": different,
+        "tokens_lost": lost,
+        "detect_median_s": round(statistics.median(detected), 4),
+        "detect_p99_s": round(detected[min(len(detected) - 1, int(0.99 * len(detected)))], 4),
+        "recover_median_s": round(statistics.median(recovered), 3),
+        "load": round(os.getloadavg()[0], 1),
+        "seed": seed,
+    }
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--trials", type=int, default=50)
+    options.add_argument("--seed", type=int, default=0)
+    os.environ.update(ENVIRONMENT)
+    chosen = options.parse_args()
+    print(json.dumps(run(chosen.trials, chosen.seed)))

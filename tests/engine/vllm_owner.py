@@ -1,0 +1,101 @@
+"""A program that owns a real vLLM engine: ``python vllm_owner.py WHAT MODEL_FOLDER``.
+
+WHAT is ``build`` (make the model), ``natural`` (die of vLLM's own bug), ``worker`` (kill the worker in the
+middle of a request) or ``idle``. Says what it sees on lines that begin with ``@``.
+"""
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import sys
+import threading
+
+from rayguard.engine.records import read_records
+from rayguard.process.identity import ProcessId, mark_environment, owner_mark
+from rayguard.process.tree import descendants
+
+
+def build(folder):
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=512, special_tokens=["<eos>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(["one two three four five six seven eight nine ten"] * 20, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
+    fast.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=0,
+    )
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def say(what):
+    print("@" + json.dumps(what), flush=True)
+
+
+async def generate(engine, count, seed):
+    from vllm import SamplingParams
+
+    parameters = SamplingParams(max_tokens=400, temperature=1.0, seed=seed, ignore_eos=True)
+
+    async def one(number):
+        prompt = {"prompt_token_ids": [5 + number] * 200}
+        async for _ in engine.generate(prompt, parameters, request_id=str(number)):
+            pass
+
+    await asyncio.gather(*(one(number) for number in range(count)))
+
+
+async def own(what, model):
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    arguments = AsyncEngineArgs(
+        model=model, max_model_len=1024, max_num_batched_tokens=256, max_num_seqs=4, enforce_eager=True
+    )
+    engine = await asyncio.to_thread(AsyncLLM.from_engine_args, arguments)
+    core = ProcessId.of(engine.engine_core.resources.engine_manager.processes[0].pid)
+    family = (core, *descendants(core))
+    say({"processes": [dataclasses.astuple(process) for process in family]})
+    if what == "idle":
+        await asyncio.sleep(600)
+    if what == "worker":
+        threading.Timer(0.5, os.kill, (family[1].pid, signal.SIGKILL)).start()
+    try:
+        while True:
+            await generate(engine, 3, seed=1 if what == "natural" else None)
+    except EngineDeadError as error:
+        found = read_records(os.environ["RAYGUARD_RECORDS"], 0)  # at once: no time to be written later
+        say(
+            {
+                "caught": type(error).__name__,
+                "exceptions": [dataclasses.asdict(fact) for fact in found.exceptions],
+                "log": found.log,
+            }
+        )
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "build":
+        build(sys.argv[2])
+    else:
+        os.environ.update(mark_environment(owner_mark(ProcessId.me())))
+        asyncio.run(own(*sys.argv[1:]))
