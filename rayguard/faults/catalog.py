@@ -148,6 +148,7 @@ class SignatureSpec(BaseModel):
     cures: Annotated[list[SafeSetting], _Many] = []
     retry_same_settings: bool = True
     deterministic: bool = False
+    settings_help: bool = True
     poisoned: bool = False
     links: Annotated[list[Annotated[str, Field(pattern=r"^https://")]], _Many] = []
     versions: Annotated[list[str], _Many] = []
@@ -171,6 +172,7 @@ class SignatureSpec(BaseModel):
             cures=tuple(self.cures),
             retry_same_settings=self.retry_same_settings,
             deterministic=self.deterministic,
+            settings_help=self.settings_help,
             poisoned=self.poisoned,
             links=tuple(self.links),
             versions=tuple(self.versions),

@@ -45,6 +45,7 @@ def diagnose(fault: Fault, catalog: Catalog | None = None) -> Diagnosis:
         cures=signature.cures,
         retry_same_settings=signature.retry_same_settings,
         deterministic=signature.deterministic,
+        settings_help=signature.settings_help,
         poisoned=signature.poisoned,
         advice=signature.advice,
         links=signature.links,

@@ -71,7 +71,8 @@ class Diagnosis:
 
     ``cures`` names the safe settings (``rayguard.engine.settings``) that are known to avoid this
     failure, cheapest first. ``deterministic`` means that the same settings fail again, so the first
-    cure is applied at once and stays. ``poisoned`` means that the process that saw it must die.
+    cure is applied at once and stays. ``settings_help`` is False for what no setting avoids (a
+    kill from outside): only its own cures are tried. ``poisoned``: the process that saw it must die.
     """
 
     signature: str
@@ -83,6 +84,7 @@ class Diagnosis:
     cures: tuple[str, ...] = ()
     retry_same_settings: bool = True
     deterministic: bool = False
+    settings_help: bool = True
     poisoned: bool = False
     advice: str = ""
     links: tuple[str, ...] = ()  # public threads about this failure

@@ -205,6 +205,7 @@ class Signature:
     cures: tuple[str, ...] = ()
     retry_same_settings: bool = True
     deterministic: bool = False
+    settings_help: bool = True
     poisoned: bool = False
     advice: str = ""
     links: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from rayguard.faults.diagnosis import Scope
+from rayguard.recovery.ladder import Ladder
 from rayguard.recovery.remedy import Action, Remedy
 
 if TYPE_CHECKING:
@@ -179,7 +180,8 @@ def _climb(state: EngineState, event: Failed, policy: GuardPolicy) -> EngineStat
     if diagnosis.retry_same_settings and not diagnosis.deterministic and not again:
         return state
     taken = (*state.applied, *state.unusable)
-    name = policy.ladder.next(taken, diagnosis.cures)
+    ladder = policy.ladder if diagnosis.settings_help else Ladder(rungs=())
+    name = ladder.next(taken, diagnosis.cures)
     if name is None:
         return state
     pinned = (*state.pinned, name) if diagnosis.deterministic and name in diagnosis.cures else state.pinned

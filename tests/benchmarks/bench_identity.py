@@ -40,7 +40,7 @@ def run(trials: int, seed: int) -> dict[str, float]:
 
     undisturbed = told(generate())
     total = sum(len(o[0][0]) for o in undisturbed)
-    different, detected, recovered, lost = 0, [], [], 0
+    different, detected, recovered, lost, misread = 0, [], [], 0, 0
     for trial in range(trials):
         which = dice.choice(["core", "worker"])
         before = len(incidents())
@@ -50,6 +50,9 @@ def run(trials: int, seed: int) -> dict[str, float]:
         detected.append(max(0.0, incident.detected_at - struck[0][1]))
         recovered.append(incident.recover_s or 0.0)
         lost += incident.tokens_lost
+        if incident.kind != "engine_dead":
+            misread += 1
+            print(incident.cause, incident.evidence, incident.consequences)
         print(
             f"trial {trial:3d} {which:6s} {incident.tokens_saved:4d} tokens kept, {recovered[-1]:.2f} s",
             flush=True,
@@ -60,6 +63,7 @@ def run(trials: int, seed: int) -> dict[str, float]:
         "trials": trials,
         "not_identical": different,
         "tokens_lost": lost,
+        "misread": misread,
         "detect_median_s": round(statistics.median(detected), 4),
         "detect_p99_s": round(detected[min(len(detected) - 1, int(0.99 * len(detected)))], 4),
         "recover_median_s": round(statistics.median(recovered), 3),

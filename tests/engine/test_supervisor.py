@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -17,6 +18,7 @@ from rayguard.recovery.incident import Outcome, incident_of
 from rayguard.recovery.policy import GuardPolicy
 from rayguard.recovery.tally import TALLY
 from rayguard.testing.fakes import FakeEngineDeadError, FakeLLM, answer
+from tests.engine.contract import check_contract
 
 POLICY = GuardPolicy(
     prefork=False,
@@ -329,3 +331,22 @@ def test_probation_takes_a_setting_back_between_requests(around):
     use(slot, lambda llm: llm.generate([1]))
     assert slot.status()["settings"] == []
     assert slot.status()["epoch"] == 4
+
+
+def test_the_fake_keeps_the_contract_of_the_real_engines(around):
+    """The same check runs on vLLM in test_vllm_engine.py."""
+    kills = Kills(times=0)
+
+    class Fake:
+        slot = slot_of(around, kills)
+
+        def answers(self):
+            return [tuple(r.tokens) for r in use(self.slot, lambda llm: llm.generate([1, 2, 3]))]
+
+        @contextmanager
+        def struck(self):
+            kills.left = 1
+            yield
+            assert kills.left == 0
+
+    check_contract(Fake())

@@ -106,6 +106,15 @@ def test_a_transient_fault_long_after_the_last_one_does_not_climb():
     assert later.remedy.applied == ()
 
 
+def test_what_no_setting_avoids_climbs_no_rung():
+    """Engines killed from outside come back as fast as they were, however often."""
+    state = EngineState()
+    for i in range(4):
+        what = diagnosis("killed", settings_help=False)
+        state, decision = handle(state, failed(float(i), diagnosis=what), POLICY)
+        assert decision.remedy.applied == ()
+
+
 def test_a_deterministic_fault_gets_its_cure_at_once_and_keeps_it():
     """What is known to fail again with the same settings is cured at its first appearance."""
     what = diagnosis("natural", deterministic=True, cures=("chunked_prefill_off",))
