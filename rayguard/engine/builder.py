@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from rayguard.engine.bounded import bounded
@@ -76,8 +77,7 @@ class EngineBuilder:
             try:
                 built = bounded(lambda: self._construct(settings), deadline_s, "rayguard-build")
             except TimeoutError as late:
-                started = [child for child in descendants(ProcessId.me()) if child not in before]
-                end(started, polite_s=0.0, mark=self.mark)
+                self._end_what_was_started(before)
                 raise RecoveryTimeoutError(f"build_engine took over {deadline_s:.0f} s") from late
             except TypeError as error:
                 raise _explained(error) from error
@@ -85,6 +85,13 @@ class EngineBuilder:
         engine = self._adapt(built, predecessor)
         self._facts = self._facts or engine.facts()
         return engine
+
+    def _end_what_was_started(self, before: set[ProcessId]) -> None:
+        # Not what serves this whole process: multiprocessing's resource tracker, the prefork server.
+        tracker = getattr(resource_tracker._resource_tracker, "_pid", None)  # noqa: SLF001 - no public name
+        kept = {tracker, None if self._prefork is None else self._prefork.pid}
+        started = [p for p in descendants(ProcessId.me()) if p not in before and p.pid not in kept]
+        end(started, polite_s=0.0, mark=self.mark)
 
     def _construct(self, settings: EngineSettings) -> Any:
         # In the thread that builds: which start method vLLM uses is chosen per thread.

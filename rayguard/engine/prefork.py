@@ -5,8 +5,8 @@ process imports them once; each engine core is forked from it, each worker from 
 ``PreforkServer`` starts, watches and stops that process; ``installed`` makes vLLM use it for a build.
 
 Does NOT build engines (``rayguard.engine.vllm``). The process: ``prefork_life``; asking it to fork:
-``prefork_process``; what runs inside it and its children: ``prefork_preload``. Everything here that
-fails ends in vLLM's own way, logged and counted as a guard error of ``prefork``.
+``prefork_process``; what it runs: ``prefork_preload``; its children: ``prefork_child``. What fails
+here ends in vLLM's own way, logged and counted as a guard error of ``prefork``.
 
 The life of an engine hangs on its server: the core is the server's child, and with the parent-death
 signal that our vLLM plugin sets it dies with it. The owner is told as of any dead core (exit code 255),

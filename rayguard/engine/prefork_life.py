@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from rayguard.engine import prefork_preload
+from rayguard.engine import prefork_child, prefork_preload
 from rayguard.engine.prefork_process import complain
 from rayguard.process.identity import ProcessId, mark_environment, owner_mark
 
@@ -38,7 +38,7 @@ _MAIN = (
 )
 _LONGEST_FOLDER = 90  # a socket's path has at most 107 characters
 # NVML and CUDA start in the child; the other is applied there.
-_FIT_IN_CHILD = frozenset({"CUDA_VISIBLE_DEVICES", prefork_preload.DYNAMIC_THREADS})
+_FIT_IN_CHILD = frozenset({"CUDA_VISIBLE_DEVICES", prefork_child.DYNAMIC_THREADS})
 
 
 class Life:

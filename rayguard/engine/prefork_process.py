@@ -2,7 +2,7 @@
 
 Covers: asking the server for a fork, handing the process object over, exit codes; each step with a
 deadline, each failure answered by starting the process as vLLM would (spawn). Does NOT start, watch or
-stop the server: that is ``rayguard.engine.prefork``; what runs in the child: ``prefork_preload``.
+stop the server: that is ``rayguard.engine.prefork``; what runs in the child: ``prefork_child``.
 
 It speaks the protocol of ``multiprocessing.forkserver`` (the same from Python 3.10 to 3.14, as our
 server asks for no challenge) to a server of its own: the user's forkserver, one per process and shared
@@ -17,13 +17,23 @@ import os
 import select
 import socket
 import sys
+import threading
 import time
-from multiprocessing import context, forkserver, popen_forkserver, reduction, resource_tracker, spawn, util
+from multiprocessing import (
+    connection,
+    context,
+    forkserver,
+    popen_forkserver,
+    reduction,
+    resource_tracker,
+    spawn,
+    util,
+)
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from rayguard.engine import prefork_preload
+from rayguard.engine import prefork_child
 from rayguard.recovery.tally import TALLY
 
 if TYPE_CHECKING:
@@ -49,6 +59,7 @@ class Popen(popen_forkserver.Popen):
         self._address = address
         self._until = time.monotonic() + deadline_s
         self._child: psutil.Process | None = None
+        self._reading = threading.Lock()
         super().__init__(process_obj)
 
     def _launch(self, process_obj: BaseProcess) -> None:
@@ -107,7 +118,10 @@ class Popen(popen_forkserver.Popen):
         A process whose server died is reported as dead (255), as vLLM's monitors need it; should it
         have survived its server, it is made true.
         """
-        code = super().poll(flag)
+        if flag != os.WNOHANG and self.returncode is None:
+            connection.wait([self.sentinel])
+        with self._reading:  # vLLM's monitor and ours ask at once: the second would read the pipe's end
+            code = super().poll(os.WNOHANG)
         if code == SERVER_DIED and self._child is not None:
             child, self._child = self._child, None
             if child.is_running():
@@ -157,7 +171,7 @@ class _Adopt:
         self._preparation = preparation
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return prefork_preload.adopt, (dict(os.environ), os.sched_getaffinity(0), self._preparation)
+        return prefork_child.adopt, (dict(os.environ), os.sched_getaffinity(0), self._preparation)
 
 
 def _request(address: str, fds: list[int]) -> tuple[int, int]:

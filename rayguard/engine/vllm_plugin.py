@@ -25,7 +25,6 @@ from rayguard.faults.fault import Role
 from rayguard.process.deaths import DeathWatch
 from rayguard.process.identity import OWNER_ENV, ProcessId, claim, owner_of
 
-
 _log = logging.getLogger("rayguard")
 _PR_SET_PDEATHSIG = 1
 _ROLES = {"EngineCore": Role.ENGINE_CORE, "VllmWorker": Role.ENGINE_WORKER}  # by multiprocessing's name

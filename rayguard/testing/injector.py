@@ -48,12 +48,12 @@ SIGNALS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFault:
-    """``what`` happens to ``target`` at ``step``, ``delay_s`` after the step's calls were sent."""
+    """``what`` happens to ``target`` at ``step``, once it has generated ``after_tokens`` tokens in it."""
 
     step: int
     target: int
     what: What
-    delay_s: float = 0.0
+    after_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +78,16 @@ class FaultInjector:
             raise ConfigError(f"the same fault is planned twice in {self.plan}: give each its own step")
 
     def kill(
-        self, *, actor: int, call: int, what: What = What.KILL_ACTOR, delay_s: float = 0.0
+        self, *, actor: int, call: int, what: What = What.KILL_ACTOR, after_tokens: int = 0
     ) -> FaultInjector:
         """Return an injector that also kills ``actor`` (or a part of it) during its call number ``call``."""
-        return self._and(PlannedFault(step=call, target=actor, what=what, delay_s=delay_s))
+        return self._and(PlannedFault(step=call, target=actor, what=what, after_tokens=after_tokens))
 
-    def freeze(self, *, actor: int, call: int, delay_s: float = 0.0) -> FaultInjector:
+    def freeze(self, *, actor: int, call: int, after_tokens: int = 0) -> FaultInjector:
         """Return an injector that also stops the engine core of ``actor`` during its call number ``call``."""
-        return self._and(PlannedFault(step=call, target=actor, what=What.STOP_CORE, delay_s=delay_s))
+        return self._and(
+            PlannedFault(step=call, target=actor, what=What.STOP_CORE, after_tokens=after_tokens)
+        )
 
     def _and(self, fault: PlannedFault) -> FaultInjector:
         more = FaultInjector((*self.plan, fault))

@@ -28,6 +28,17 @@ POLICY = GuardPolicy(
 )
 
 
+SLOTS = []
+
+
+@pytest.fixture(autouse=True)
+def close_slots():
+    """No test leaves a watch behind."""
+    yield
+    while SLOTS:
+        SLOTS.pop().close(0.0)
+
+
 def die(*_):
     raise FakeEngineDeadError("the engine is dead")
 
@@ -86,6 +97,7 @@ def slot_of(around, script=None, policy=POLICY, weights=None, built=None):
         return llm
 
     slot = engine_slot(recipe, policy=policy, surroundings=around, weights=weights)
+    SLOTS.append(slot)
     slot.start()
     return slot
 
