@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # vllm/v1/executor/multiproc_executor.py: the core names the worker's exit code, which only it can wait for.
 _LAST_WORDS_S = 0.5
+_MORE_WORDS_S = 0.1  # an exception is there already: it may be the cause, or what the death of a worker did
 _WORKER_EXIT = re.compile(r"died unexpectedly \(exit code: (-?[0-9]+)\)")
 
 
@@ -51,12 +52,13 @@ def _last_words(
     A death is seen before its exit code can be read: a core's comes through the prefork server, a worker's
     is told by the core, which hears of it when we do and which we are about to end.
     """
-    pause, until = threading.Event(), time.monotonic() + _LAST_WORDS_S
+    pause, began = threading.Event(), time.monotonic()
     while True:
         written = read_records(records, since)
         exits = _with_exit_codes(() if engine is None else engine.exits(), written.log)
-        told = written.exceptions or any(gone.exitcode is not None for gone in exits)
-        if told or not exits or time.monotonic() >= until:
+        told = not exits or any(gone.exitcode is not None for gone in exits)
+        limit_s = _MORE_WORDS_S if written.exceptions else _LAST_WORDS_S
+        if told or time.monotonic() - began >= limit_s:
             return exits, written
         pause.wait(0.02)
 
