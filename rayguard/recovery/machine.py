@@ -89,13 +89,18 @@ def handle(state: EngineState, event: Failed, policy: GuardPolicy) -> tuple[Engi
     if event.alive and scope in _NOT_THE_ENGINES_FAULT:
         return state, _leave(state, Action.NONE, f"scope {scope.value}: a new engine would not help")
     state = _blame(_note(state, event, policy), event)
+    before = state.applied
     action = _affordable(state, event, policy)
     if action is Action.RESTART_ENGINE:
         state = replace(_climb(state, event, policy), restarts=(*state.restarts, event.now))
     elif action is Action.RESTART_PROCESS:
         state = replace(state, process_restarts=(*state.process_restarts, event.now))
     remedy = Remedy(
-        action=action, rung=len(state.applied), applied=state.applied, reason=_why(action, policy)
+        action=action,
+        rung=len(state.applied),
+        applied=state.applied,
+        added=state.applied[-1] if len(state.applied) > len(before) else "",
+        reason=_why(action, policy),
     )
     state = replace(
         state,

@@ -20,15 +20,19 @@ class Action(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """One decision. ``applied`` names the safe settings of the next engine, in the order they came."""
+    """One decision.
+
+    ``applied`` names the safe settings of the next engine, in the order they came; ``added`` the one that
+    this decision adds, if any.
+    """
 
     action: Action
     rung: int = 0
     applied: tuple[str, ...] = ()
+    added: str = ""
     reason: str = ""
 
     @property
     def label(self) -> str:
-        """Short text for tables, metrics and logs: the action and the newest safe setting."""
-        newest = f"+{self.applied[-1]}" if self.applied and self.action is Action.RESTART_ENGINE else ""
-        return f"{self.action.value}{newest}"
+        """Short text for tables, metrics and logs: the action and the safe setting that it adds."""
+        return f"{self.action.value}+{self.added}" if self.added else self.action.value
