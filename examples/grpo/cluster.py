@@ -1,0 +1,85 @@
+"""Ray and the actors of the demo: started and ended.
+
+What the driver imports stays light: torch, transformers and vLLM are imported by the actors that need them.
+"""
+
+# ruff: noqa: PLC0415 - heavy libraries are imported where they are used: the driver does without them
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from tokenizers import Tokenizer
+
+from examples.grpo.bare import BareRollout
+from examples.grpo.rollout import Rollout
+from examples.grpo.sampling import ENVIRONMENT
+from examples.grpo.trainer import Trainer
+from rayguard.testing.fuse import Fuse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROLLOUTS = 2
+START_DEADLINE_S = 300.0
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who takes part: the actors, the tokenizer that prompts are made with, a fuse for each rollout."""
+
+    trainer: Any
+    rollouts: tuple[Any, ...]
+    fuses: tuple[Fuse, ...]
+    tokenizer: Tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of ``text``."""
+        return self.tokenizer.encode(text).ids
+
+
+@contextmanager
+def ray_cluster(home: Path) -> Iterator[None]:
+    """Join the cluster of ``RAY_ADDRESS``, else start one on this machine for as long as the block runs."""
+    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+    environment = {**ENVIRONMENT, "RAYGUARD_HOME": str(home), "PYTHONPATH": path}
+    os.environ["RAYGUARD_HOME"] = str(home)  # the driver reads the journal that the actors write
+    # "local": not into a cluster that somebody else happens to run on this machine.
+    own = {"address": "local", "num_cpus": ROLLOUTS + 2, "include_dashboard": False}
+    cluster: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else own
+    # The workers' log lines would tear the live view apart; Ray keeps them in its session folder.
+    ray.init(**cluster, log_to_driver=False, logging_level="ERROR", runtime_env={"env_vars": environment})
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # imported here only to unpickle an engine's error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def hire(out: Path, *, seed: int, guarded: bool) -> Cast:
+    """Build the model and start the actors; returns before the engines are up."""
+    folder = ray.get(_build_model.remote(out / "model", seed), timeout=START_DEADLINE_S)
+    trainer = Trainer.options(name="trainer").remote(str(folder))
+    fuses = tuple(Fuse(out / f"fuse-{number}") for number in range(ROLLOUTS))
+    rollout = Rollout if guarded else _bare()
+    rollouts = tuple(rollout.remote(str(folder), fuse.path) for fuse in fuses)
+    return Cast(trainer, rollouts, fuses, Tokenizer.from_file(str(folder / "tokenizer.json")))
+
+
+@ray.remote
+def _build_model(folder: Path, seed: int) -> Path:
+    from examples.grpo.model import build
+
+    return build(folder, seed)
+
+
+def _bare() -> Any:
+    """Return the rollout without rayguard, which is also a plugin of vLLM where it is installed."""
+    return BareRollout.options(runtime_env={"env_vars": {"VLLM_PLUGINS": ""}})

@@ -1,0 +1,94 @@
+"""The main job: prompts -> samples -> reward -> training -> weights into every engine, disturbed by plan.
+
+``python -m examples.grpo`` runs it guarded, ``GUARD=0 python -m examples.grpo`` the same schedule without
+rayguard. Leaves ``report.json``, ``run.png`` and the incident journal in a folder of its own below ``run/``.
+The training itself is ``loop``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import ray
+import typer
+from rich.console import Console
+
+from examples.grpo.cluster import hire, ray_cluster
+from examples.grpo.faults import Disturbance
+from examples.grpo.history import History
+from examples.grpo.loop import Loop
+from examples.grpo.observer import Observer
+from examples.grpo.picture import draw
+from examples.grpo.report import report
+from examples.grpo.samples import PromptSource
+from examples.grpo.schedule import SHORTEST_RUN, plan
+from examples.grpo.summary import summary
+from examples.grpo.verdict import problems
+from examples.grpo.view import showing
+from rayguard.testing.injector import FaultInjector
+
+if TYPE_CHECKING:
+    from examples.grpo.view import View
+
+
+def main(
+    *,
+    steps: Annotated[int, typer.Option(min=SHORTEST_RUN, help="Training steps.")] = 40,
+    seed: Annotated[int, typer.Option(help="Of the model, the prompts and the schedule of faults.")] = 0,
+    guard: Annotated[bool, typer.Option(envvar="GUARD", help="Off: plain Ray and vLLM.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results, else below run/.")] = None,
+    to: Annotated[Path | None, typer.Option("--report", envvar="REPORT", help="Report also here.")] = None,
+) -> None:
+    """Train a tiny model with GRPO while its engines are killed, frozen and made to fail."""
+    console = Console()
+    out = (out or Path("run") / f"grpo-{datetime.now().astimezone():%Y%m%d-%H%M%S}").absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    history = History(steps_planned=steps, started_at=time.time(), guarded=guard)
+    injector = FaultInjector(plan(steps, seed))
+    history.fired = injector.fired  # one list: what the injector does is seen at once
+    with showing(history, console) as view:
+        perform(history, view, injector, out, seed)
+    found = problems(history)
+    document = json.dumps(report(history, found), indent=2) + "\n"
+    for path in (out / "report.json", to):
+        if path is not None:
+            path.write_text(document, encoding="utf-8")
+    draw(history, out / "run.png")
+    console.print(summary(history, found))
+    console.print(f"report.json, run.png and the journal are in {out}", highlight=False, soft_wrap=True)
+    raise typer.Exit(1 if found else 0)
+
+
+def perform(history: History, view: View, injector: FaultInjector, out: Path, seed: int) -> None:
+    """Run the whole training; how far it came and why it ended stands in ``history``."""
+    history.doing = "starting Ray, building the model"
+    view.tick()
+    try:
+        with ray_cluster(out / "rayguard"):
+            cast = hire(out, seed=seed, guarded=history.guarded)
+            disturbance = Disturbance(injector, cast.rollouts, cast.fuses, seed)
+            loop = Loop(
+                cast=cast,
+                prompts=PromptSource(encode=cast.encode, seed=seed),
+                observer=Observer(history, view, cast.rollouts, also=disturbance.settle),
+                disturbance=disturbance,
+                history=history,
+            )
+            loop.start()
+            for number in range(history.steps_planned):
+                loop.step(number)
+            loop.observer.look(now=True)
+    except (ray.exceptions.RayError, RuntimeError, TimeoutError) as error:
+        history.failure = f"at {history.doing}: {str(error).strip().splitlines()[-1]}"
+    history.never_fired = tuple(fault.what.value for fault in injector.missing())
+    history.doing = "ended" if history.failure else "done"
+    history.ended_at = time.time()
+
+
+def run() -> None:
+    """Start from the command line."""
+    typer.run(main)

@@ -1,0 +1,100 @@
+"""What people see: the live view, the plain lines, the table and the picture, from the same history."""
+
+import io
+from dataclasses import replace
+
+from grpo_histories import good_history
+from rich.console import Console
+
+from examples.grpo.history import History, RolloutState
+from examples.grpo.picture import draw
+from examples.grpo.summary import brief, summary
+from examples.grpo.view import LiveView, PlainView, showing
+
+
+def printed(what, width=120):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(what)
+    return console.file.getvalue()
+
+
+def test_the_live_view_shows_progress_engines_and_the_latest_incidents():
+    """Steps, reward, each engine with epoch and rung, and the faults as they come."""
+    history = good_history()
+    history.rollouts[1] = RolloutState(
+        epoch=4, rung=2, settings=("chunked_prefill_off",), state="recovering", weight_version="update-9"
+    )
+    text = printed(LiveView(history))
+    for expected in (
+        "40/40",
+        "0.99",
+        "rollout 1",
+        "recovering",
+        "chunked_prefill_off",
+        "update-9",
+        "actor_died",
+    ):
+        assert expected in text
+
+
+def test_the_live_view_can_be_drawn_before_anything_happened():
+    """The first frame comes before the first engine."""
+    history = History(steps_planned=40, started_at=0.0, guarded=True, rollouts=[RolloutState()])
+    assert "nothing yet" in printed(LiveView(history))
+
+
+def test_the_plain_view_says_each_thing_once():
+    """A log has one line per event, however often the loop looks."""
+    history = good_history()
+    console = Console(file=io.StringIO(), width=200)
+    view = PlainView(history, console)
+    for _ in range(3):
+        view.tick()
+    lines = console.file.getvalue().splitlines()
+    assert sum("kill worker in rollout 0" in line for line in lines) == 1
+    assert sum(" reward " in line for line in lines) == len(history.steps)
+    assert len(lines) == len(history.steps) + len(history.fired) + 2 * len(history.incidents) + 1
+
+
+def test_no_control_codes_leave_for_a_file():
+    """Not a terminal: plain lines, nothing to redraw."""
+    console = Console(file=io.StringIO(), width=100)
+    with showing(good_history(), console) as view:
+        view.tick()
+    assert "\x1b" not in console.file.getvalue()
+
+
+def test_the_table_has_a_row_for_each_fault_and_the_last_word():
+    """Also in a narrow terminal nothing is cut off."""
+    text = printed(summary(good_history(), []), width=80)
+    assert text.count("recovered") == len(good_history().fired)
+    assert "2560 of 2560 requests came back" in text
+    assert "All well" in text
+
+
+def test_the_table_names_a_fault_without_incident():
+    """A miss is shown where the eye looks."""
+    history = good_history()
+    history.incidents.pop(0)
+    text = printed(summary(history, ["one thing is wrong"]))
+    assert "no incident" in text
+    assert "- one thing is wrong" in text
+    assert "All well" not in text
+
+
+def test_paths_are_shortened_for_people():
+    """The report keeps the whole path."""
+    assert (
+        brief("AssertionError\n (/usr/lib/vllm/v1/core/pool.py:690)") == "AssertionError (core/pool.py:690)"
+    )
+
+
+def test_the_picture_is_drawn_for_a_whole_a_broken_and_an_empty_run(tmp_path):
+    """PNG in every case: also a run that died in its first step has a picture."""
+    broken = good_history()
+    broken.steps, broken.incidents, broken.fired = broken.steps[:1], [], broken.fired[:1]
+    empty = replace(broken, steps=[], fired=[])
+    for number, history in enumerate((good_history(), broken, empty)):
+        path = draw(history, tmp_path / f"{number}.png")
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.stat().st_size > 10_000

@@ -1,0 +1,37 @@
+"""The schedule of faults: seeded, complete, spread over the run."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.grpo.schedule import CALM_STEPS, ORDER, SHORTEST_RUN, plan
+from rayguard.testing.injector import What
+
+
+@given(st.integers(SHORTEST_RUN, 500), st.integers())
+def test_every_fault_has_a_step_of_its_own_in_order(steps, seed):
+    """One fault a step, none in the calm ends, in the order that the story needs."""
+    faults = plan(steps, seed)
+    at = [fault.step for fault in faults]
+    assert [(fault.what, fault.target) for fault in faults] == list(ORDER)
+    assert at == sorted(set(at))
+    assert at[0] >= CALM_STEPS
+    assert at[-1] < steps - CALM_STEPS
+
+
+def test_the_same_seed_gives_the_same_schedule():
+    """A run can be repeated; another seed gives another run."""
+    assert plan(40, 3) == plan(40, 3)
+    assert plan(40, 3) != plan(40, 4)
+
+
+def test_both_rollouts_and_every_way_to_break_are_in_it():
+    """The schedule leaves nothing out."""
+    assert {what for what, _ in ORDER} == set(What)
+    assert {target for _, target in ORDER} == {0, 1}
+
+
+def test_a_run_too_short_for_the_faults_is_refused():
+    """Faults in neighbouring steps could not be told apart."""
+    with pytest.raises(ValueError, match="too few"):
+        plan(SHORTEST_RUN - 1, 0)
