@@ -48,9 +48,7 @@ def main(
     out = (out or Path("run") / f"grpo-{datetime.now().astimezone():%Y%m%d-%H%M%S}").absolute()
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):  # an old journal or a burnt fuse would count as this run's
-        raise typer.BadParameter(
-            f"{out} is not empty: name another folder, or leave it away", param_hint="--out"
-        )
+        raise typer.BadParameter(f"{out} is not empty: name another folder", param_hint="--out")
     history = History(steps_planned=steps, started_at=time.time(), guarded=guard)
     injector = FaultInjector(plan(steps, seed))
     history.fired = injector.fired  # one list: what the injector does is seen at once
