@@ -68,7 +68,9 @@ class EngineBuilder:
             RecoveryTimeoutError: The deadline passed; what the build had started was ended.
             Exception: Whatever the recipe raised.
         """
-        settings = EngineSettings(applied=applied, facts=self._facts, accepted=self._accepted)
+        settings = EngineSettings(
+            applied=applied, facts=self._facts, accepted=self._accepted, extra=_in_place_of_the_plugin()
+        )
         before = set(descendants(ProcessId.me()))
         with _ONE_BUILD, self._environment():
             with harmless("records"):
@@ -158,6 +160,14 @@ class EngineBuilder:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+
+def _in_place_of_the_plugin() -> dict[str, str]:
+    """Return the argument that lets workers receive weights where the user has switched our plugin off."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is None or "rayguard" in allowed.split(","):
+        return {}
+    return {"worker_extension_cls": "rayguard.engine.vllm_receiver.Receiver"}
 
 
 def _explained(error: TypeError) -> Exception:

@@ -82,6 +82,7 @@ class EngineSettings:
     applied: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     accepted: frozenset[str] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what rayguard itself needs; yours comes first
     base: Values | None = None  # what the recipe passed to as_kwargs; None: it never asked
 
     def __post_init__(self) -> None:
@@ -109,4 +110,4 @@ class EngineSettings:
         """
         self.base = base
         known = {k: v for k, v in DEFAULTS.items() if self.accepted is None or k in self.accepted}
-        return {**known, **base, **self.overrides(base)}
+        return {**known, **self.extra, **base, **self.overrides(base)}

@@ -18,7 +18,7 @@ class GuardPolicy:
 
     ``call_retries``: how often a failing call is repeated in the same process (transient faults only).
     ``quarantine_after``: engines a request may be running on when they die before it is given up.
-    ``prefork``: keep a process with vLLM imported (about 200 MB of its own), from which an engine core
+    ``prefork``: keep a process with vLLM imported (about 450 MB of its own), from which an engine core
     starts in 2 s instead of 18 s.
     ``probation_s``: fault-free seconds after which one safe setting is taken back; None keeps all.
     ``build_deadline_s``: one engine start, model loading included.

@@ -65,3 +65,10 @@ def test_what_the_safe_settings_make_is_never_refused_for_its_sizes(applied, lon
     if kwargs["enable_chunked_prefill"] is False:
         assert kwargs["max_num_batched_tokens"] >= longest
     assert 1 <= kwargs["max_num_seqs"] <= seqs
+
+
+def test_what_rayguard_needs_itself_gives_way_to_yours():
+    """Your own worker extension stays yours."""
+    settings = EngineSettings(extra={"worker_extension_cls": "ours"})
+    assert settings.as_kwargs()["worker_extension_cls"] == "ours"
+    assert settings.as_kwargs(worker_extension_cls="yours")["worker_extension_cls"] == "yours"
