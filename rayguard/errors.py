@@ -24,6 +24,10 @@ class WeightsError(RayguardError, RuntimeError):
     """An engine could not be brought to the current weights, or reports other ones."""
 
 
+class WeightSourceError(WeightsError):
+    """The weight source could not say what is current: no new engine would change that."""
+
+
 class RecoveryTimeoutError(RayguardError, TimeoutError):
     """A recovery step passed its deadline."""
 

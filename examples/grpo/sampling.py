@@ -26,6 +26,9 @@ MAX_LEN = 256  # 200 tokens of prompt, 16 sampled
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
+    # The one function that vLLM compiles although told to be eager (it counts ranks for logprobs) costs each
+    # new engine 3 s at its first request, which is more than the whole of its recovery.
+    "TORCHDYNAMO_DISABLE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",

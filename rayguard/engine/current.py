@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
 from rayguard.engine.bounded import bounded
 from rayguard.engine.weights import check, verify
-from rayguard.errors import RecoveryTimeoutError, WeightsError
+from rayguard.errors import WeightsError, WeightSourceError
 
 if TYPE_CHECKING:
     from rayguard.engine.protocol import Engine
     from rayguard.engine.weights import Weights, WeightSource
+
+
+_PASSING = frozenset({"ActorUnavailableError", "GetTimeoutError", "ObjectLostError", "RaySystemError"})
 
 
 class CurrentWeights:
@@ -37,8 +42,9 @@ class CurrentWeights:
         """Load the current version into ``engine`` and read back what it has now.
 
         Raises:
-            WeightsError: The source failed, the weights are unfit (NaN, malformed), or the engine reports
-                others than it was sent.
+            WeightSourceError: The source failed or is too slow; one that may recover is asked again.
+            WeightsError: The weights are unfit (NaN, malformed), or the engine reports others than it was
+                sent.
             RecoveryTimeoutError: The deadline passed.
         """
         wanted = self._fetch()
@@ -56,11 +62,23 @@ class CurrentWeights:
         source = self._source
         if source is None:
             return None
+        again = Retrying(
+            retry=retry_if_exception(_may_pass),
+            wait=wait_random_exponential(multiplier=0.2, max=5.0),
+            stop=stop_after_delay(self._deadline_s),
+            reraise=True,
+        )
         try:
-            return bounded(source.current, self._deadline_s, "rayguard-weights")
+            fetched: Weights | None = again(bounded, source.current, self._deadline_s, "rayguard-weights")
         except TimeoutError as late:
-            raise RecoveryTimeoutError(f"the weight source took over {self._deadline_s:.0f} s") from late
+            raise WeightSourceError(f"the weight source took over {self._deadline_s:.0f} s") from late
         except WeightsError:
             raise
         except Exception as error:
-            raise WeightsError(f"the weight source failed: {type(error).__name__}: {error}") from error
+            raise WeightSourceError(f"the weight source failed: {type(error).__name__}: {error}") from error
+        return fetched
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Say whether asking again may help: a trainer that is restarting comes back, a dead one does not."""
+    return any(kind.__name__ in _PASSING for kind in type(error).__mro__)

@@ -36,7 +36,8 @@ _MAIN = (
     "import json, sys; told = sys.argv[1]; sys.path[:] = json.loads(told)['sys_path']; "
     "from rayguard.engine.prefork_preload import serve; serve(told)"
 )
-_LONGEST_FOLDER = 90  # a socket's path has at most 107 characters
+_LONGEST_FOLDER = 100  # a socket's path has at most 107 characters
+_SHORT_FOLDER = "/tmp"  # noqa: S108 - for a private folder in it
 # NVML and CUDA start in the child; the other is applied there.
 _FIT_IN_CHILD = frozenset({"CUDA_VISIBLE_DEVICES", prefork_child.DYNAMIC_THREADS})
 
@@ -51,10 +52,7 @@ class Life:
         self._report_lock = threading.Lock()
         self._complained = False
         self.refused = False  # by its own judgement: another one would refuse too
-        self._folder = tempfile.mkdtemp(prefix="rayguard-")
-        if len(self._folder) > _LONGEST_FOLDER:
-            os.rmdir(self._folder)  # noqa: PTH106 - a string all the way to the socket
-            self._folder = tempfile.mkdtemp(prefix="rayguard-", dir="/tmp")
+        self._folder = _private_folder()
         self.address = f"{self._folder}/socket"
         alive_r, self._alive_w = os.pipe()
         self._reader, report_w = connection.Pipe(duplex=False)
@@ -173,6 +171,35 @@ class Life:
         if self._alive_w >= 0:
             os.close(self._alive_w)
             self._alive_w = -1
+
+
+def _private_folder() -> str:
+    """Make the folder for the socket, after removing those of servers that were killed with their owners.
+
+    Named after this boot of this machine: a folder that several share shows sockets of others as dead.
+    """
+    prefix = f"rayguard-prefork-{Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii')[:8]}-"
+    for place in {tempfile.gettempdir(), _SHORT_FOLDER}:
+        for folder in Path(place).glob(f"{prefix}*"):
+            if _nobody_listens(folder / "socket"):
+                shutil.rmtree(folder, ignore_errors=True)
+    made = tempfile.mkdtemp(prefix=prefix)
+    if len(made) <= _LONGEST_FOLDER:
+        return made
+    shutil.rmtree(made)
+    return tempfile.mkdtemp(prefix=prefix, dir=_SHORT_FOLDER)
+
+
+def _nobody_listens(address: Path) -> bool:
+    """Ask with the wrong type of socket: a living server refuses that unseen, a dead one differently."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(os.fspath(address))
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # EPROTOTYPE: it lives; ENOENT: it is just being made; EACCES: another user's
+            return False
+    return False
 
 
 _lives: weakref.WeakSet[Life] = weakref.WeakSet()

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from rayguard.engine.evidence import gather
 from rayguard.engine.protocol import Verdicts
 from rayguard.engine.story import Story
-from rayguard.errors import ConfigError, EngineHungError, GaveUpError
+from rayguard.errors import ConfigError, EngineHungError, GaveUpError, WeightSourceError
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
 from rayguard.recovery.harmless import harmless
 from rayguard.recovery.incident import Outcome, attach
-from rayguard.recovery.machine import EngineState, Failed, build_failed, handle
-from rayguard.recovery.remedy import Action
+from rayguard.recovery.machine import Decision, EngineState, Failed, build_failed, handle
+from rayguard.recovery.remedy import Action, Remedy
 from rayguard.recovery.tally import TALLY
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rayguard.engine.protocol import Carried, Engine
     from rayguard.engine.surroundings import Surroundings
     from rayguard.faults.fault import Fault, Silence
-    from rayguard.recovery.machine import Decision
     from rayguard.recovery.policy import GuardPolicy
 
 _log = logging.getLogger("rayguard")
@@ -141,6 +140,9 @@ class Recovery:
         story.note(f"the engine could not be started: {diagnosis.cause}")
         event = Failed(diagnosis=diagnosis, now=now, restartable=self._restartable())
         self.state, decision = handle(self.state, event, self._policy)
+        if isinstance(broken, WeightSourceError):
+            reason = "no new engine makes the weight source answer"
+            decision = Decision(remedy=Remedy(action=Action.GIVE_UP, reason=reason))
         self._obey(decision, story, broken)
         return story
 

@@ -8,9 +8,11 @@ import json
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -434,6 +436,46 @@ def test_the_server_ends_with_its_owner(way):
                 if psutil.pid_exists(pid):
                     os.kill(pid, signal.SIGKILL)
             owner.kill()
+
+
+def test_what_servers_killed_with_their_owners_left_is_removed(monkeypatch, request):
+    """As Ray does it, to the whole process group; the folders of the living stay."""
+    place = Path(tempfile.mkdtemp())  # pytest's own is too long for a socket
+    request.addfinalizer(lambda: shutil.rmtree(place))
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    living = PreforkServer(MODULES)
+    living.start()
+    arguments = [sys.executable, "-c", OWNER, "wait"]
+    environment = {**os.environ, "TMPDIR": str(place)}
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment
+    ) as owner:
+        *_, folder = ast.literal_eval(owner.stdout.readline())
+        os.killpg(owner.pid, signal.SIGKILL)
+    assert Path(folder).is_relative_to(place)
+    assert Path(folder).exists()
+    another = PreforkServer(MODULES)
+    another.start()
+    assert until(lambda: not Path(folder).exists(), 1)
+    assert living.ready(30)
+    assert another.ready(30)
+    assert asked(living, "'its socket is still there'")
+    living.stop()
+    another.stop()
+    assert list(place.iterdir()) == []
+
+
+def test_a_long_temporary_folder_does_not_break_the_socket(monkeypatch, tmp_path):
+    """A socket's path has 107 characters at most."""
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    server = PreforkServer(MODULES)
+    server.start()
+    assert server.ready(30)
+    assert asked(server, "2 + 2") == 4
+    server.stop()
+    assert list(deep.iterdir()) == []
 
 
 def test_a_blocked_sigchld_in_the_owner_does_not_hide_exit_codes():

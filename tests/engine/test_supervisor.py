@@ -232,6 +232,36 @@ def test_unfit_weights_are_refused_before_the_engine(around):
     assert use(slot, lambda llm: llm.generate([1]))[0].tokens == answer(1, 16, "1")
 
 
+def test_a_weight_source_that_is_dead_ends_the_start_at_once(around, journal):
+    """No new engine makes a trainer answer: one try, a clear end."""
+    built = []
+
+    def gone():
+        raise ConnectionResetError("the trainer is gone")
+
+    with pytest.raises(GaveUpError, match="the trainer is gone"):
+        slot_of(around, weights=gone, built=built)
+    assert len(built) == 1
+
+
+def test_a_weight_source_that_comes_back_is_waited_for(around):
+    """A trainer that restarts answers a moment later."""
+
+    class ActorUnavailableError(Exception):
+        pass
+
+    calls = []
+
+    def restarting():
+        calls.append(1)
+        if len(calls) < 3:
+            raise ActorUnavailableError("restarting")
+        return Weights.from_tensors("1", tensors(1))
+
+    assert slot_of(around, weights=restarting).status()["weight_version"] == "1"
+    assert len(calls) == 3
+
+
 @pytest.mark.parametrize("piece", ["diagnose", "write", "remember", "recall", "changed", "restartable"])
 def test_a_broken_piece_of_the_guard_never_stops_a_recovery(around, piece):
     """Each inner piece raises in turn: the caller is answered all the same, and the failure is counted."""
