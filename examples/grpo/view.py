@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from examples.grpo.history import History, RolloutState
+    from examples.grpo.history import History, RolloutState, Step
     from rayguard.recovery.incident import Incident
     from rayguard.testing.injector import FiredFault
 
@@ -57,21 +57,16 @@ class PlainView:
     def __init__(self, history: History, console: Console) -> None:
         self.history = history
         self.console = console
-        self.steps_said = 0
         self.said: set[tuple[float, str]] = set()  # two equal lines at different times are two events
 
     def tick(self) -> None:
         """Print what was not printed yet."""
         if not self.history.doing.startswith("step "):  # a step says so when it is done
             self._once(0.0, self.history.doing)
-        for at, line in _events(self.history):
-            self._once(at, line.plain)
-        for step in self.history.steps[self.steps_said :]:
-            self._say(
-                f"step {step.number:>3}  reward {step.reward:.3f}  {step.throughput:>6.0f} tokens/s  "
-                f"{step.ended_at - step.started_at:>5.2f} s  logprob diff {step.logp_diff:.1e}"
-            )
-        self.steps_said = len(self.history.steps)
+        lines = [(at, line.plain) for at, line in _events(self.history)]
+        lines += [(step.ended_at, _step_line(step)) for step in self.history.steps]
+        for at, line in sorted(lines):
+            self._once(at, line)
 
     def _once(self, at: float, line: str) -> None:
         if (at, line) not in self.said:
@@ -178,6 +173,13 @@ def _cure_line(incident: Incident, where: str) -> Text:
     came = f"{where}: {incident.remedy.replace('+', ' + ')}: {incident.outcome.value}{took}{kept}"
     style = "green" if incident.outcome is Outcome.RECOVERED else "red"
     return Text.assemble(("closed ", style), came)
+
+
+def _step_line(step: Step) -> str:
+    return (
+        f"step {step.number:>3}  reward {step.reward:.3f}  {step.throughput:>6.0f} tokens/s  "
+        f"{step.ended_at - step.started_at:>5.2f} s  logprob diff {step.logp_diff:.1e}"
+    )
 
 
 def _spark(values: list[float], *, low: float, form: str, high: float | None = None) -> Text:

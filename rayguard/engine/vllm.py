@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from rayguard.engine.bounded import bounded
 from rayguard.engine.protocol import Carried, Engine, EngineProcess, Progress
+from rayguard.engine.spill import sendable
 from rayguard.engine.vllm_client import AsyncHealingClient, SyncHealingClient
 from rayguard.engine.vllm_receiver import install_receiver
 from rayguard.engine.weights import WeightReceipt
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
     Report = Callable[[Exception, Any], Future[None]]
 
+_SENT_AS_BYTES = 64 << 20
+_kept: list[Any] = []  # frontends that must not be garbage-collected (see close)
 _FACTS = (
     (
         "scheduler_config",
@@ -170,6 +173,10 @@ class VllmEngine(Engine):
                 bounded(lambda: self.core.shutdown(timeout=polite_s), polite_s + 1.0)
         everyone = {known.process: known for known in (*self._known, *self._look())}
         left = end(tuple(everyone), polite_s=0.0, force_s=force_s, mark=self._mark)
+        loop = self._loop()
+        if self._is_async and (loop is None or not loop.is_running()):
+            # Its sockets close on their loop. Collected before that, their context waits for ever in __del__.
+            _kept.append(self._built)
         with contextlib.suppress(Exception):  # its processes are gone: this only frees sockets and threads
             bounded(lambda: self.core.shutdown(timeout=0.0), force_s)
         return tuple(everyone[process] for process in left)
@@ -184,23 +191,24 @@ class VllmEngine(Engine):
 
     @override
     def push(self, weights: Weights, *, deadline_s: float) -> Sequence[WeightReceipt]:
-        arguments = (weights.payload, weights.path, weights.version, weights.digest)
         try:
-            if self._is_async:
-                loop = self._loop()
-                if loop is None:
-                    raise WeightsError(
-                        "an AsyncLLM takes weights only once its event loop runs: use it first"
-                    )
-                future = asyncio.run_coroutine_threadsafe(self._push_async(arguments), loop)
-                receipts = future.result(deadline_s)
-            else:
-                receipts = bounded(lambda: self._push_sync(arguments), deadline_s)
+            # Large ones go through shared memory: three times faster than through the engine's sockets.
+            with sendable(weights, limit_bytes=_SENT_AS_BYTES) as sent:
+                arguments = (sent.payload, sent.path, sent.version, sent.digest)
+                receipts = self._push(arguments, deadline_s)
         except (TimeoutError, FutureTimeoutError) as late:  # two types before Python 3.11
             raise RecoveryTimeoutError(
                 f"pushing weights {weights.version!r} took over {deadline_s:.0f} s"
             ) from late
         return [WeightReceipt(**receipt) for receipt in receipts]
+
+    def _push(self, arguments: tuple[Any, ...], deadline_s: float) -> Any:
+        if not self._is_async:
+            return bounded(lambda: self._push_sync(arguments), deadline_s)
+        loop = self._loop()
+        if loop is None:
+            raise WeightsError("an AsyncLLM takes weights only once its event loop runs: use it first")
+        return asyncio.run_coroutine_threadsafe(self._push_async(arguments), loop).result(deadline_s)
 
     def _push_sync(self, arguments: tuple[Any, ...]) -> Any:
         receipts = self.core.collective_rpc("rayguard_load_weights", None, arguments, None)
