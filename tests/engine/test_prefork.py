@@ -450,13 +450,14 @@ def test_what_servers_killed_with_their_owners_left_is_removed(monkeypatch, requ
     with subprocess.Popen(
         arguments, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment
     ) as owner:
-        *_, folder = ast.literal_eval(owner.stdout.readline())
+        *pids, folder = ast.literal_eval(owner.stdout.readline())
         os.killpg(owner.pid, signal.SIGKILL)
+    assert until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     assert Path(folder).is_relative_to(place)
     assert Path(folder).exists()
     another = PreforkServer(MODULES)
     another.start()
-    assert until(lambda: not Path(folder).exists(), 1)
+    assert not Path(folder).exists()
     assert living.ready(30)
     assert another.ready(30)
     assert asked(living, "'its socket is still there'")
