@@ -140,6 +140,9 @@ class EngineBuilder:
                     patience_s=_PATIENCE_S,
                     predecessor=predecessor,
                 )
+        if self._prefork is not None:  # it has vLLM imported, which this engine is not
+            self._prefork.stop(0.0)
+            self._prefork = None
         adopt = getattr(built, "rayguard_engine", None)  # an engine that brings its own adapter
         if callable(adopt):
             adapted: Engine = adopt(self._report, predecessor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from rayguard.engine.builder import EngineBuilder
@@ -48,7 +49,7 @@ def engine_slot(
     def noticed(engine: Engine, silence: Silence | None) -> None:
         slot[0].noticed(engine, silence)
 
-    server = PreforkServer() if policy.prefork else None
+    server = PreforkServer() if policy.prefork and find_spec("vllm") is not None else None
     if server is not None:
         server.start()
     lives = Lives(
