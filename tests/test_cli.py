@@ -313,6 +313,8 @@ def test_follow_shows_what_comes(home, journal):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell that runs the tests in the background lets its children ignore SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     overdue = threading.Timer(DEADLINE_S, process.kill)
     overdue.start()

@@ -105,9 +105,16 @@ class _Targets:
         self._known: dict[ProcessId, _Target | None] = {}  # None: dead or refused
 
     def add(self, processes: Iterable[ProcessId]) -> None:
-        """Take in ``processes`` and the present descendants of all that are known."""
+        """Take in ``processes`` and the present descendants of all that are admitted.
+
+        Not of those refused: the children of a stranger are strangers, and ours are not to end with us.
+        """
         for process in (*self._known, *processes):
-            for member in (process, *descendants(process)):
+            if process not in self._known:
+                self._known[process] = self._admit(process)
+            if self._known[process] is None:
+                continue
+            for member in descendants(process):
                 if member not in self._known:
                     self._known[member] = self._admit(member)
 
