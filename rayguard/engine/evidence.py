@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from rayguard.faults.fault import Silence
 
 # vllm/v1/executor/multiproc_executor.py: the core names the worker's exit code, which only it can wait for.
-_LAST_WORDS_S = 0.5
-_MORE_WORDS_S = 0.1  # an exception is there already: it may be the cause, or what the death of a worker did
+_LAST_WORDS_S = 1.0  # spent only while somebody ended and nobody has said how
 _WORKER_EXIT = re.compile(r"died unexpectedly \(exit code: (-?[0-9]+)\)")
 
 
@@ -57,8 +56,7 @@ def _last_words(
         written = read_records(records, since)
         exits = _with_exit_codes(() if engine is None else engine.exits(), written.log)
         told = not exits or any(gone.exitcode is not None for gone in exits)
-        limit_s = _MORE_WORDS_S if written.exceptions else _LAST_WORDS_S
-        if told or time.monotonic() - began >= limit_s:
+        if told or time.monotonic() - began >= _LAST_WORDS_S:
             return exits, written
         pause.wait(0.02)
 
