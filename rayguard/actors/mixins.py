@@ -12,7 +12,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rayguard.actors.guard import guard_class
-from rayguard.actors.options import Guarding
+from rayguard.actors.options import Guarding, mark_of
 from rayguard.actors.surroundings import surroundings_of
 from rayguard.actors.wrap import leave
 from rayguard.errors import ConfigError
@@ -78,9 +78,12 @@ class RolloutMixin:
             )
         from rayguard.engine.slot import engine_slot  # noqa: PLC0415
 
-        around = surroundings_of(self)
+        mark = mark_of(type(self))
         self._engine_slot = engine_slot(
-            self.build_engine, weights=weights, policy=policy, surroundings=around
+            self.build_engine,
+            weights=weights,
+            policy=policy or (None if mark is None else mark.policy),
+            surroundings=surroundings_of(self),
         )
         self._engine_slot.start()
 

@@ -140,14 +140,18 @@ class EngineBuilder:
                     patience_s=_PATIENCE_S,
                     predecessor=predecessor,
                 )
-        if self._prefork is not None:  # it has vLLM imported, which this engine is not
-            self._prefork.stop(0.0)
-            self._prefork = None
+        self.close()  # the prefork server has vLLM imported, which this engine is not
         adopt = getattr(built, "rayguard_engine", None)  # an engine that brings its own adapter
         if callable(adopt):
             adapted: Engine = adopt(self._report, predecessor)
             return adapted
         return PlainEngine(built)
+
+    def close(self) -> None:
+        """End the prefork server, and with it whatever still hangs on it."""
+        if self._prefork is not None:
+            self._prefork.stop(0.0)
+            self._prefork = None
 
     @contextlib.contextmanager
     def _environment(self) -> Iterator[None]:

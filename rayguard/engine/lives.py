@@ -66,4 +66,5 @@ class Lives:
         """End the engine and watch nothing any more."""
         self.end(polite_s=polite_s)
         self.engine = None
+        self.builder.close()
         self._watch.close()

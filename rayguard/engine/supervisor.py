@@ -188,10 +188,8 @@ class EngineSupervisor:
         fault = self._recovery.facts(engine, error, None)
         if fault.exits or any(seen.type_name.endswith("EngineDeadError") for seen in fault.exceptions):
             return True
-        if (
-            engine.processes()
-        ):  # they live: an error of one call is that call's (its worker logs it all the same)
-            return False
+        if engine.processes():
+            return False  # they live: an error of one call is that call's, though its worker logs it
         diagnosis = self._recovery.verdict(fault)
         return diagnosis.scope is Scope.ENGINE or diagnosis.kind in _POISONED
 

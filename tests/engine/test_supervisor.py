@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from rayguard.actors.guard import guard
 from rayguard.actors.mixins import RolloutMixin
 from rayguard.engine.slot import engine_slot
 from rayguard.engine.surroundings import Surroundings
@@ -307,6 +308,21 @@ def test_a_recipe_that_cannot_work_says_so_at_the_first_start(recipe, said, tmp_
     monkeypatch.setattr(Owner, "recipe", staticmethod(recipe))
     with pytest.raises(ConfigError, match=said):
         Owner().start_engine(policy=POLICY)
+
+
+def test_the_policy_of_the_guard_is_the_engines_too(monkeypatch, tmp_path):
+    """``@guard(policy=...)`` on the class is what ``start_engine`` goes by."""
+    monkeypatch.setenv("RAYGUARD_HOME", str(tmp_path))
+
+    @guard(policy=POLICY)
+    class Guarded(RolloutMixin):
+        def build_engine(self, settings):
+            return FakeLLM(**settings.as_kwargs(max_num_seqs=16))
+
+    owner = Guarded()
+    owner.start_engine()
+    assert owner._engine_slot._policy is POLICY
+    owner.stop_engine()
 
 
 def test_a_mixin_without_recipe_or_start_says_what_is_missing():
