@@ -307,8 +307,12 @@ def test_no_engine_process_outlives_a_killed_owner(vllm_owner):
 
 
 @pytest.mark.vllm
-def test_the_exit_code_of_a_killed_worker_is_in_the_log(vllm_owner):
-    """A process that is killed writes nothing; its core does."""
+def test_the_end_of_a_killed_worker_is_in_the_log(vllm_owner):
+    """A process that is killed writes nothing; its core does.
+
+    The code is None where vLLM asks between the worker's closing of its files and its becoming a zombie.
+    """
     seen = vllm_owner.start("worker").says()
     assert seen["caught"] == "EngineDeadError"
-    assert any("VllmWorker-0 died unexpectedly (exit code: -9)" in line for line in seen["log"])
+    told = [line for line in seen["log"] if "VllmWorker-0 died unexpectedly" in line]
+    assert any(f"(exit code: {code})" in line for line in told for code in (-9, None)), seen["log"]
