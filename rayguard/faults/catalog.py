@@ -1,18 +1,19 @@
-"""The known ways to fail, most specific first: read from ``catalog.yaml``, checked once, then immutable.
+"""The known ways to fail, most specific first: read from ``signatures/``, checked once, then immutable.
 
 A mistake in a catalog file is reported with the signature and the key it is in. A user's own file goes
-first (``Catalog.with_user``). The data file itself says how to write a signature.
+first (``Catalog.with_user``). ``signatures/README.md`` says how to write a signature.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -20,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from rayguard.errors import ConfigError
 from rayguard.faults.diagnosis import Kind, Scope  # noqa: TC001 - pydantic reads the annotations
 from rayguard.faults.fault import Role  # noqa: TC001 - pydantic reads the annotations
+from rayguard.faults.index import Index
 from rayguard.faults.signature import (
     Condition,
     During,
@@ -33,10 +35,16 @@ from rayguard.faults.signature import (
     SaysLike,
     SeenIn,
     Signature,
+    Tier,
     When,
 )
 from rayguard.faults.witness import Origin, Source
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# The files in signatures/, in the order in which they are asked.
+SUBJECTS = ("engine", "device", "collectives", "ray", "system", "training", "code")
 MIN_FRAGMENT = 4  # a shorter fragment of text is in every message
 MAX_BACKTRACKING = 1_000  # steps a pattern may try from one place of the text
 
@@ -109,6 +117,7 @@ class WhenSpec(BaseModel):
     exit: Annotated[list[ExitCode | Literal["any"]], _Many] = []
     operations: Annotated[list[str], _Many] = []
     raised_by: Origin | None = None
+    beside: Annotated[list[Fragment], _Many] = []
 
     def compile(self) -> When:
         """Return the conditions, the cheap ones first."""
@@ -128,7 +137,12 @@ class WhenSpec(BaseModel):
             raise ValueError("an empty block matches everything")
         if self.message and not (self.types or self.text):
             raise ValueError("`message` needs `types` or `text` beside it, which tell cheaply when to look")
-        return When(types=frozenset(self.types), text=tuple(self.text), conditions=conditions)
+        return When(
+            types=frozenset(self.types),
+            text=tuple(self.text),
+            conditions=conditions,
+            beside=tuple(self.beside),
+        )
 
 
 class SignatureSpec(BaseModel):
@@ -144,7 +158,7 @@ class SignatureSpec(BaseModel):
     confidence: Annotated[float, Field(gt=0, le=1)]
     when: Annotated[list[WhenSpec], _Many, Field(min_length=1)]
     unless: Annotated[list[WhenSpec], _Many, Field(alias="not")] = []
-    generic: bool = False
+    tier: Literal["cause", "effect", "end", "guess"] = "cause"
     cures: Annotated[list[SafeSetting], _Many] = []
     retry_same_settings: bool = True
     deterministic: bool = False
@@ -168,7 +182,7 @@ class SignatureSpec(BaseModel):
             confidence=self.confidence,
             when=tuple(block.compile() for block in self.when),
             unless=tuple(block.compile() for block in self.unless),
-            generic=self.generic,
+            tier=Tier[self.tier.upper()],
             cures=tuple(self.cures),
             retry_same_settings=self.retry_same_settings,
             deterministic=self.deterministic,
@@ -189,24 +203,20 @@ class Catalog:
     """Signatures in the order in which they are asked."""
 
     signatures: tuple[Signature, ...]
+    index: Index = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Make the index, once."""
+        object.__setattr__(self, "index", Index(self.signatures))
+
+    def __reduce__(self) -> tuple[type[Catalog], tuple[tuple[Signature, ...]]]:
+        """Pickle the signatures; the index is made anew."""
+        return (type(self), (self.signatures,))
 
     @classmethod
     def from_yaml(cls, text: str, name: str = "catalog") -> Catalog:
         """Read a catalog file's text; ``name`` is what errors call it."""
-        try:
-            data = yaml.load(text, Loader=_LOADER)  # noqa: S506 - a safe loader, see _LOADER
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{name} is no YAML: {error}") from error
-        entries = data.get("signatures") if isinstance(data, dict) else None
-        if not isinstance(entries, list):
-            raise ConfigError(f"{name} needs a list under the key `signatures`")
-        signatures = tuple(_signature(entry, n, name) for n, entry in enumerate(entries, start=1))
-        seen: set[str] = set()
-        for signature in signatures:
-            if signature.id in seen:
-                raise ConfigError(f"{name}: signature {signature.id!r} stands there twice; ids are unique")
-            seen.add(signature.id)
-        return cls(signatures)
+        return cls(_signatures(text, name))
 
     def with_user(self, path: str | Path) -> Catalog:
         """Return this catalog with the signatures of a user's file first; the same id replaces ours."""
@@ -215,9 +225,36 @@ class Catalog:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the catalog {path}: {error}") from error
-        users = Catalog.from_yaml(text, str(path)).signatures
+        return self.with_signatures(_signatures(text, str(path)))
+
+    def with_signatures(self, users: tuple[Signature, ...]) -> Catalog:
+        """Return this catalog with ``users`` asked first; the same id replaces ours."""
         taken = {signature.id for signature in users}
         return Catalog((*users, *(ours for ours in self.signatures if ours.id not in taken)))
+
+    def named(self, identifier: str) -> Signature | None:
+        """Return the signature with this id."""
+        return next((signature for signature in self.signatures if signature.id == identifier), None)
+
+
+def _signatures(text: str, name: str) -> tuple[Signature, ...]:
+    try:
+        data = yaml.load(text, Loader=_LOADER)  # noqa: S506 - a safe loader, see _LOADER
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} is no YAML: {error}") from error
+    entries = data.get("signatures") if isinstance(data, dict) else None
+    if not isinstance(entries, list):
+        raise ConfigError(f"{name} needs a list under the key `signatures`")
+    return _unique((_signature(entry, n, name) for n, entry in enumerate(entries, start=1)), name)
+
+
+def _unique(signatures: Iterable[Signature], name: str) -> tuple[Signature, ...]:
+    found: dict[str, Signature] = {}
+    for signature in signatures:
+        if signature.id in found:
+            raise ConfigError(f"{name}: signature {signature.id!r} stands there twice; ids are unique")
+        found[signature.id] = signature
+    return tuple(found.values())
 
 
 def _signature(entry: object, number: int, name: str) -> Signature:
@@ -238,5 +275,7 @@ def _signature(entry: object, number: int, name: str) -> Signature:
 @lru_cache(maxsize=1)
 def default_catalog() -> Catalog:
     """Return the catalog that ships with rayguard; read on first use, so that imports stay free."""
-    text = resources.files("rayguard.faults").joinpath("catalog.yaml").read_text(encoding="utf-8")
-    return Catalog.from_yaml(text, "catalog.yaml")
+    folder = resources.files("rayguard.faults").joinpath("signatures")
+    files = (folder.joinpath(f"{subject}.yaml") for subject in SUBJECTS)
+    read = (_signatures(file.read_text(encoding="utf-8"), file.name) for file in files)
+    return Catalog(_unique(chain.from_iterable(read), "signatures/"))

@@ -10,30 +10,49 @@ from typing import TYPE_CHECKING
 
 from rayguard.faults.catalog import Catalog, default_catalog
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
+from rayguard.faults.signature import Tier
 from rayguard.faults.witness import Source, Witness, witnesses
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable
 
     from rayguard.faults.fault import Fault
-    from rayguard.faults.signature import Match, Signature
+    from rayguard.faults.signature import Match
 
 UNKNOWN = "unknown"
 MAX_CONSEQUENCES = 8
 
 _CAUSAL = (Source.RECORD, Source.EXIT, Source.SILENCE, Source.CHAIN, Source.LOG)
+# The nearest first; among effects the ends of processes come before what callers saw of them.
+_NEARNESS = {
+    Tier.CAUSE: (Source.RECORD, Source.CHAIN, Source.LOG, Source.EXIT, Source.SILENCE),
+    Tier.EFFECT: _CAUSAL,
+    Tier.END: _CAUSAL,
+}
 
 
 def diagnose(fault: Fault, catalog: Catalog | None = None) -> Diagnosis:
     """Return what ``fault`` is, in the words of ``catalog`` (by default the one that ships with rayguard).
 
-    The witness nearest to the root cause decides, if any signature speaks for it; generic signatures ("the
-    engine is dead") are asked only when no other one fits any witness.
+    The witness nearest to the root cause decides, if any signature names it a cause; effects ("the engine is
+    dead") are asked only where no cause is known, and then a process that ended, or stopped, says more
+    about its end than the caller's error.
     """
     seen = witnesses(fault)
-    match = _best(seen, default_catalog() if catalog is None else catalog)
-    if match is None:
-        return _unknown(seen)
+    said = "\n".join(witness.text for witness in seen if witness.text)
+    index = (default_catalog() if catalog is None else catalog).index
+    matches = [match for match in (index.best(witness, said) for witness in seen) if match is not None]
+    match = first(matches, key=lambda match: _NEARNESS[match.tier].index(match.witness.source))
+    return unknown(seen) if match is None else verdict(match)
+
+
+def first(matches: Iterable[Match], key: Callable[[Match], int]) -> Match | None:
+    """Return the match of the lowest tier, of these the one with the lowest ``key``, the first of equals."""
+    return min(matches, key=lambda match: (match.tier, key(match)), default=None)
+
+
+def verdict(match: Match) -> Diagnosis:
+    """Return what ``match`` says, as a diagnosis."""
     signature = match.signature
     return Diagnosis(
         signature=signature.id,
@@ -71,25 +90,12 @@ def consequences(fault: Fault, diagnosis: Diagnosis) -> tuple[str, ...]:
     return tuple(followed)
 
 
-def _best(seen: tuple[Witness, ...], catalog: Catalog) -> Match | None:
-    names = frozenset(name for witness in seen for name in witness.names)
-    texts = "\n".join(witness.text for witness in seen if witness.text)
-    likely = [s for s in catalog.signatures if s.possible(names, texts)]
-    specific = _first(seen, [s for s in likely if not s.generic])
-    # A process that ended, or stopped, says more about its end than the caller's "it is dead".
-    return specific or _first(_in_order(seen, _CAUSAL), [s for s in likely if s.generic])
-
-
-def _first(seen: Sequence[Witness], signatures: Sequence[Signature]) -> Match | None:
-    matches = (signature.match(witness) for witness in seen for signature in signatures)
-    return next((match for match in matches if match is not None), None)
-
-
 def _in_order(seen: tuple[Witness, ...], order: tuple[Source, ...]) -> list[Witness]:
     return [witness for source in order for witness in seen if witness.source is source]
 
 
-def _unknown(seen: tuple[Witness, ...]) -> Diagnosis:
+def unknown(seen: tuple[Witness, ...]) -> Diagnosis:
+    """Return the verdict on facts that no signature knows."""
     said = seen[0].quote if seen else "no exception, no exit, no silence and no log line was seen"
     return Diagnosis(
         signature=UNKNOWN,

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from rayguard.faults.traceback_text import exceptions_in
+from rayguard.faults.frame import Frame
+from rayguard.faults.printed.traceback import exceptions_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+__all__ = ["ExceptionFact", "Fault", "Frame", "ProcessExit", "Role", "Silence", "facts_of"]
 
 MAX_MESSAGE_CHARS = 4_000
 MAX_FRAMES = 24
@@ -31,19 +34,6 @@ class Role(str, Enum):
     ENGINE_CORE = "engine_core"
     ENGINE_WORKER = "engine_worker"
     DRIVER = "driver"
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One line of a traceback."""
-
-    file: str
-    line: int
-    function: str
-    code: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +128,7 @@ def facts_of(error: BaseException, *, role: Role = Role.ACTOR, at: float = 0.0) 
         ExceptionFact(
             type_name=one.type_name,
             message=_shorten(one.message),
-            frames=tuple(Frame(f.file, f.line, f.function, f.code) for f in one.frames[-MAX_FRAMES:]),
+            frames=one.frames[-MAX_FRAMES:],
             role=role,
             at=at,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from rayguard.faults.traceback_text import without_colour
+from rayguard.faults.printed.line import without_colour
 
 if TYPE_CHECKING:
     from rayguard.faults.fault import ExceptionFact, Frame

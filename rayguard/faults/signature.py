@@ -8,6 +8,7 @@ where they come from is ``rayguard.faults.catalog``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 from rayguard.faults.quote import frame_quote
@@ -18,6 +19,21 @@ if TYPE_CHECKING:
     from rayguard.faults.diagnosis import Kind, Scope
     from rayguard.faults.fault import Frame
     from rayguard.faults.witness import Origin, Source, Witness
+
+
+class Tier(IntEnum):
+    """How much a fact says about the root cause; a lower tier is believed before a higher one.
+
+    A log holds all three of one failure: what went wrong (``CAUSE``), what that did to others, and may be
+    the cause itself where nothing better is known (``EFFECT``: a time-out, a refused connection), and that
+    something ended (``END``). A ``GUESS`` judges an exception that no other signature knows by where it was
+    raised; it then counts as an effect.
+    """
+
+    CAUSE = 0
+    EFFECT = 1
+    END = 2
+    GUESS = 3
 
 
 class Condition(Protocol):
@@ -148,27 +164,35 @@ class When:
     """All of these at once, of one witness.
 
     ``types`` (bare or qualified names, any of them) and ``text`` (plain fragments of the message, any of
-    them) stand apart from the other conditions: they tell cheaply which signatures can match at all, so that
-    a catalog of hundreds stays within its two milliseconds.
+    them) stand apart from the other conditions: ``rayguard.faults.index`` finds by them which blocks can
+    match at all. ``beside`` holds fragments of which one stands in some fact of the same failure.
     """
 
     types: frozenset[str] = frozenset()
     text: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()
+    beside: tuple[str, ...] = ()
 
-    def possible(self, names: frozenset[str], texts: str) -> bool:
-        """Say whether any witness can match, given all type names and all messages together."""
-        if self.types and self.types.isdisjoint(names):
-            return False
-        return not self.text or any(fragment in texts for fragment in self.text)
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The code it is about, for people: lines that raise, files, functions."""
+        told: list[str] = []
+        for condition in self.conditions:
+            if isinstance(condition, RaisedAt):
+                told += condition.fragments
+            elif isinstance(condition, (RaisedIn, PassedThrough)):
+                told += (place.function or place.path for place in condition.places)
+        return tuple(told)
 
-    def match(self, witness: Witness) -> bool:
-        """Say whether this one witness is so in every respect."""
+    def match(self, witness: Witness, said: str) -> bool:
+        """Say whether this one witness is so in every respect. ``said``: the texts of all witnesses."""
         if self.types and self.types.isdisjoint(witness.names):
             return False
         if self.text and not any(fragment in witness.text for fragment in self.text):
             return False
-        return all(condition(witness) for condition in self.conditions)
+        if not all(condition(witness) for condition in self.conditions):
+            return False
+        return not self.beside or any(fragment in said for fragment in self.beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +201,12 @@ class Match:
 
     signature: Signature
     witness: Witness
+
+    @property
+    def tier(self) -> Tier:
+        """How much to believe it: a warning that looks like a cause is only an effect."""
+        tier = Tier.EFFECT if self.signature.tier is Tier.GUESS else self.signature.tier
+        return Tier(min(tier + self.witness.mild, Tier.END))
 
     @property
     def evidence(self) -> tuple[str, ...]:
@@ -188,11 +218,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """One known way to fail. See ``catalog.yaml`` for what the fields mean to a reader.
-
-    ``generic`` ones say that something died or that something unknown was raised; they are asked only when
-    no other signature fits any fact.
-    """
+    """One known way to fail. See the head of ``signatures/`` files for what the fields mean to a reader."""
 
     id: str
     kind: Kind
@@ -201,7 +227,7 @@ class Signature:
     confidence: float
     when: tuple[When, ...]
     unless: tuple[When, ...] = ()
-    generic: bool = False
+    tier: Tier = Tier.CAUSE
     cures: tuple[str, ...] = ()
     retry_same_settings: bool = True
     deterministic: bool = False
@@ -211,14 +237,6 @@ class Signature:
     links: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
 
-    def possible(self, names: frozenset[str], texts: str) -> bool:
-        """Say whether it is worth asking the witnesses one by one."""
-        return any(when.possible(names, texts) for when in self.when)
-
-    def match(self, witness: Witness) -> Match | None:
-        """Return the evidence when ``witness`` fits and is no look-alike."""
-        if not any(when.match(witness) for when in self.when):
-            return None
-        if any(when.match(witness) for when in self.unless):
-            return None
-        return Match(self, witness)
+    def excludes(self, witness: Witness, said: str) -> bool:
+        """Say whether ``witness`` is one of its look-alikes."""
+        return any(when.match(witness, said) for when in self.unless)

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from rayguard.faults.fault import ExceptionFact, Fault, Frame, ProcessExit, Silence
+from rayguard.faults.harmless import without_boilerplate
 from rayguard.faults.quote import (
     MAX_LINE_CHARS,
     MAX_TEXT_CHARS,
@@ -75,6 +76,8 @@ class Witness:
     operation: str = ""
     root: bool = False  # the innermost of its chain, the oldest of the records
     origin: Origin | None = None  # whose code raised; None where the frames do not say
+    mild: bool = False  # printed as a warning or below
+    line: int = 0  # of a text, from 1; 0 where there is none
 
     @property
     def evidence(self) -> str:
@@ -123,18 +126,19 @@ def _exceptions(facts: list[ExceptionFact], source: Source, operation: str) -> I
         yield Witness(
             source=source,
             quote=exception_quote(fact, inner),
-            names=_names(fact.type_name),
-            text=clean(fact.message, MAX_TEXT_CHARS),
+            names=names_of(fact.type_name),
+            text=without_boilerplate(clean(fact.message, MAX_TEXT_CHARS)),
             frames=inner,
             role=_word(fact.role),
             pid=number(fact.pid),
             operation=operation,
             root=index == 0,
-            origin=_origin(frames[index:]),
+            origin=origin_of_frames(*frames[index:]),
         )
 
 
-def _origin(outwards: list[tuple[Frame, ...]]) -> Origin | None:
+def origin_of_frames(*outwards: tuple[Frame, ...]) -> Origin | None:
+    """Return whose code raised: the innermost frame outside the standard library says it."""
     # json.loads("{") is the caller's mistake, not json's: frames of the standard library are passed over,
     # and where an exception shows nothing else (Ray hides frames), the one it caused is asked.
     for frames in outwards:
@@ -147,7 +151,7 @@ def _origin(outwards: list[tuple[Frame, ...]]) -> Origin | None:
 
 def _line(line: str, operation: str) -> Witness:
     text = clean(line, MAX_LINE_CHARS)
-    return Witness(source=Source.LOG, quote=cut(text), text=text, operation=operation)
+    return Witness(source=Source.LOG, quote=cut(text), text=without_boilerplate(text), operation=operation)
 
 
 def _exit(one: ProcessExit, operation: str) -> Witness:
@@ -193,7 +197,8 @@ def _fresh(records: list[ExceptionFact], fault: Fault) -> list[ExceptionFact]:
     return fresh or records
 
 
-def _names(type_name: object) -> frozenset[str]:
+def names_of(type_name: object) -> frozenset[str]:
+    """Return a type's name as it is, its last part, and what it wraps: `RayTaskError(ValueError)`."""
     name = clean(type_name, MAX_LINE_CHARS)
     wrapped = _NAME_IN_WRAPPER.search(name)  # RayTaskError(ValueError)
     bare = name[: wrapped.start()] if wrapped else name

@@ -1,28 +1,43 @@
-"""Reads ``examples.yaml``: faults as short data, see the head of that file."""
+"""Reads ``examples/``: for each signature what it looks like (`is`) and what only looks like it (`not`).
+
+An example is a printed text (``text: |``) or a fault as data: ``records``, ``chain`` (outermost first, as in
+``Fault.exceptions``), ``exits``, ``silence``, ``log``. A near miss names the ``signature`` that it really is, or
+``unknown``. In frames, "site/" is an installation's site-packages, "std/" the standard library; a frame is written
+"file:line function | source line". Texts and messages are those of vLLM 0.32, torch 2.13 and Ray 2.60, or of the
+public threads that their signature links to.
+"""
 
 from pathlib import Path
 
 import yaml
 
+from rayguard.faults.diagnose import diagnose
 from rayguard.faults.fault import ExceptionFact, Fault, Frame, ProcessExit, Role, Silence
+from rayguard.logs.report import diagnose_text
 
 SITE = "/opt/env/lib/python3.12/site-packages/"
 STDLIB = "/usr/lib/python3.12/"
-EXAMPLES = yaml.safe_load((Path(__file__).parent / "examples.yaml").read_text(encoding="utf-8"))
+FILES = sorted((Path(__file__).parent / "examples").glob("*.yaml"))
+EXAMPLES = {
+    name: entry for file in FILES for name, entry in yaml.safe_load(file.read_text(encoding="utf-8")).items()
+}
 
 
 def positives():
-    """Return (signature, fault) for each thing that looks like its signature."""
-    return [(name, fault_of(one)) for name, entry in EXAMPLES.items() for one in entry.get("is", ())]
+    """Return (signature, example) for each thing that looks like its signature."""
+    return [(name, one) for name, entry in EXAMPLES.items() for one in entry.get("is", ())]
 
 
 def near_misses():
-    """Return (look-alike of, signature that it is, fault)."""
-    return [
-        (name, one["signature"], fault_of(one))
-        for name, entry in EXAMPLES.items()
-        for one in entry.get("not", ())
-    ]
+    """Return (look-alike of, signature that it is, example)."""
+    return [(name, one["signature"], one) for name, entry in EXAMPLES.items() for one in entry.get("not", ())]
+
+
+def verdict_on(example, catalog=None):
+    """Return the diagnosis of one example."""
+    if "text" in example:
+        return diagnose_text(example["text"], catalog).diagnosis
+    return diagnose(fault_of(example), catalog)
 
 
 def fault_of(data):

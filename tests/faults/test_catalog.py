@@ -60,12 +60,6 @@ def test_cures_are_rungs_of_the_ladder():
         Catalog.from_yaml(GOOD + f"    cures: {rung}\n")
 
 
-def test_generic_signatures_stand_last():
-    """The file reads in the order in which it is asked."""
-    generic = [s.generic for s in default_catalog().signatures]
-    assert generic == sorted(generic)
-
-
 def test_errors_of_ours_that_the_catalog_names_exist():
     """A renamed error would silently become unknown."""
     named = {n for s in default_catalog().signatures for when in s.when for n in when.types}

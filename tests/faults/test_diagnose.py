@@ -5,7 +5,7 @@ import pickle
 import time
 
 import pytest
-from fault_examples import SITE, frame_of, positives
+from fault_examples import SITE, fault_of, frame_of, positives
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -197,7 +197,7 @@ def test_many_consequences_keep_the_callers_view():
 # ------------------------------------------------------------------ values, bounds, garbage
 
 
-@pytest.mark.parametrize("fault", [fault for _, fault in positives()])
+@pytest.mark.parametrize("fault", [fault_of(one) for _, one in positives()])
 def test_fault_and_diagnosis_survive_pickling(fault):
     """Both cross process borders."""
     assert pickle.loads(pickle.dumps(fault)) == fault

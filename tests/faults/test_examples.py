@@ -1,10 +1,9 @@
 """Every signature recognises what it is for, and lets pass what only looks like it."""
 
 import pytest
-from fault_examples import EXAMPLES, near_misses, positives
+from fault_examples import EXAMPLES, near_misses, positives, verdict_on
 
 from rayguard.faults.catalog import default_catalog
-from rayguard.faults.diagnose import diagnose
 
 
 def _ids(cases):
@@ -14,8 +13,8 @@ def _ids(cases):
 @pytest.mark.parametrize("signature", [s.id for s in default_catalog().signatures])
 def test_every_signature_has_an_example_and_a_near_miss(signature):
     """A signature that nothing proves is a guess."""
-    assert EXAMPLES.get(signature, {}).get("is"), f"add an example of {signature} to examples.yaml"
-    assert EXAMPLES[signature].get("not"), f"add a look-alike of {signature} to examples.yaml"
+    assert EXAMPLES.get(signature, {}).get("is"), f"add an example of {signature} to examples/"
+    assert EXAMPLES[signature].get("not"), f"add a look-alike of {signature} to examples/"
 
 
 def test_no_example_is_left_over():
@@ -23,27 +22,27 @@ def test_no_example_is_left_over():
     assert set(EXAMPLES) <= {s.id for s in default_catalog().signatures}
 
 
-@pytest.mark.parametrize(("signature", "fault"), positives(), ids=_ids(positives()))
-def test_an_example_is_recognised(signature, fault):
+@pytest.mark.parametrize(("signature", "example"), positives(), ids=_ids(positives()))
+def test_an_example_is_recognised(signature, example):
     """With the cause quoting the fact that decided."""
-    found = diagnose(fault)
+    found = verdict_on(example)
     assert found.signature == signature
     assert found.confidence > 0
     assert found.evidence
     assert found.evidence[0].split(": ", 1)[-1][-40:] in found.cause
 
 
-@pytest.mark.parametrize(("alike", "signature", "fault"), near_misses(), ids=_ids(near_misses()))
-def test_a_look_alike_is_told_apart(alike, signature, fault):
+@pytest.mark.parametrize(("alike", "signature", "example"), near_misses(), ids=_ids(near_misses()))
+def test_a_look_alike_is_told_apart(alike, signature, example):
     """It is something else, and the test names what."""
     assert signature != alike
-    assert diagnose(fault).signature == signature
+    assert verdict_on(example).signature == signature
 
 
-@pytest.mark.parametrize("fault", [fault for _, fault in positives()], ids=_ids(positives()))
-def test_the_decisive_witness_needs_its_signature(fault):
+@pytest.mark.parametrize("example", [example for _, example in positives()], ids=_ids(positives()))
+def test_the_decisive_fact_needs_its_signature(example):
     """With the signature taken out of the catalog, the verdict changes: it was this one that decided."""
     catalog = default_catalog()
-    verdict = diagnose(fault)
+    verdict = verdict_on(example)
     without = type(catalog)(tuple(s for s in catalog.signatures if s.id != verdict.signature))
-    assert diagnose(fault, without).signature != verdict.signature
+    assert verdict_on(example, without).signature != verdict.signature

@@ -1,0 +1,70 @@
+"""Which signatures can speak of a fact at all: found in one pass over its text, however many there are.
+
+One Aho-Corasick automaton holds the text fragments of all signatures, so the time is linear in the text and
+does not grow with the catalog. Which signature wins is ``rayguard.faults.diagnose``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from ahocorasick_rs import AhoCorasick
+
+from rayguard.faults.signature import Match
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from rayguard.faults.signature import Signature, When
+    from rayguard.faults.witness import Witness
+
+_Block = tuple[int, "When"]  # the signature's place in the order of asking
+
+
+class Index:
+    """The signatures of one catalog, to be asked about witnesses. Immutable once made."""
+
+    def __init__(self, signatures: Iterable[Signature]) -> None:
+        """Sort ``signatures`` by tier; within a tier their order stays."""
+        self._order = sorted(signatures, key=lambda signature: signature.tier)
+        by_text: dict[str, list[_Block]] = defaultdict(list)
+        self._by_type: dict[str, list[_Block]] = defaultdict(list)
+        self._open: list[_Block] = []  # asked about every witness
+        for place, signature in enumerate(self._order):
+            for when in signature.when:
+                for fragment in when.text:
+                    by_text[fragment].append((place, when))
+                for name in () if when.text else when.types:
+                    self._by_type[name].append((place, when))
+                if not (when.text or when.types):
+                    self._open.append((place, when))
+        self.fragments = tuple(by_text)
+        self._blocks = tuple(by_text.values())
+        self._automaton = AhoCorasick(list(self.fragments)) if self.fragments else None
+
+    def best(self, witness: Witness, said: str) -> Match | None:
+        """Return the first signature that fits ``witness``. ``said``: the texts of all witnesses."""
+        return next(self.all(witness, said), None)
+
+    def all(self, witness: Witness, said: str) -> Iterator[Match]:
+        """Yield what fits ``witness``, in the order of asking."""
+        blocks = [*self._open]
+        for name in witness.names:
+            blocks += self._by_type.get(name, ())
+        for fragment in self.fragments_in(witness.text):
+            blocks += self._blocks[fragment]
+        blocks.sort(key=lambda block: block[0])
+        last = -1
+        for place, when in blocks:
+            signature = self._order[place]
+            if place != last and when.match(witness, said):
+                last = place
+                if not signature.excludes(witness, said):
+                    yield Match(signature, witness)
+
+    def fragments_in(self, text: str) -> set[int]:
+        """Return the numbers of the ``fragments`` that stand in ``text``."""
+        if self._automaton is None or not text:
+            return set()
+        return {found[0] for found in self._automaton.find_matches_as_indexes(text, overlapping=True)}

@@ -1,0 +1,1 @@
+"""What was printed: one line without its prefixes, tracebacks line by line."""

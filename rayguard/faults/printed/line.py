@@ -1,0 +1,103 @@
+"""One printed line, taken out of what others put before it: whose it is, how serious, what it says.
+
+Ray, vLLM, torchrun, Slurm, Kubernetes and every logger write a prefix of their own, often several on one
+line (``prefixes``). Only known ones are taken off. Never raises, whatever the bytes were; bounded time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from rayguard.faults.printed.prefixes import prefix
+
+MAX_LINE_CHARS = 8_000
+_MAX_PREFIXES = 10
+
+_COLOUR = re.compile(r"\x1b(?:\[[0-9;?]{0,24}[A-Za-z]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[()][A-B0-2])")
+_BARE_COLOUR = re.compile(r"(?:^|(?<=\s))\[[0-9]{1,2}(?:;[0-9]{1,3}){0,3}m|\[0m")  # its escape byte was lost
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_REPEATED = re.compile(
+    r"\s?\[repeated \d{1,9}x across cluster\](?: \(Ray deduplicates logs[^\n]{0,300})?\s?$"
+)
+_PROGRESS = re.compile(r"\d{1,3}%\||it/s\]|s/it\]")
+_BY_LETTER = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "C": "CRITICAL"}
+_MILD = frozenset({"WARNING", "WARN", "INFO", "DEBUG", "TRACE", "Warning", "Info"})
+_JSON_KEYS = ("log", "message", "msg", "event")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line. ``process`` and ``source`` together tell apart what was interleaved."""
+
+    number: int  # in its file, from 1
+    text: str
+    process: str = ""  # "WorkerDict pid=1, ip=10.0.0.1", "rank3"
+    source: str = ""  # the logger's "core.py:399", where it names itself
+    level: str = ""
+    prefixed: bool = False
+
+    @property
+    def mild(self) -> bool:
+        """Whether it was printed as a warning or less."""
+        return self.level in _MILD
+
+
+def peel(raw: str, number: int = 0) -> Line:
+    """Return the line within ``raw``, which may be anything."""
+    text = printable(raw)
+    if text.startswith('{"'):
+        text = _unwrapped(text)
+    who: list[str] = []
+    source = level = ""
+    taken = False
+    for _ in range(_MAX_PREFIXES):
+        found = prefix(text)
+        if found is None:
+            break
+        told = found.groupdict()
+        text, taken = text[found.end() :], True
+        who += [told[key].strip("[]() ") for key in ("who", "role") if told.get(key)]
+        source = told.get("source") or told.get("source2") or source
+        level = told.get("level") or level
+    return Line(number, text, " ".join(who), source.rstrip(":"), _BY_LETTER.get(level, level), taken)
+
+
+def printable(raw: str) -> str:
+    """Return ``raw`` without colours, control characters, overwritten progress and Ray's repeat marks."""
+    half = MAX_LINE_CHARS // 2
+    text = without_colour(raw if len(raw) <= MAX_LINE_CHARS else f"{raw[:half]} … {raw[-half:]}")
+    if "\r" in text:
+        text = _last_written(text)
+    if "m" in text and "[" in text:
+        text = _BARE_COLOUR.sub("", text)
+    if not text.isprintable():
+        text = _CONTROL.sub("?", text.replace("\t", " "))
+    if "[repeated " in text:
+        text = _REPEATED.sub("", text)
+    return text.rstrip()
+
+
+def without_colour(text: str) -> str:
+    """Return ``text`` without terminal sequences."""
+    return _COLOUR.sub("", text) if "\x1b" in text else text
+
+
+def _last_written(text: str) -> str:
+    """Return what a terminal would show, without progress bars."""
+    parts = [part for part in text.split("\r") if part.strip()]
+    told = [part for part in parts if not _PROGRESS.search(part)]
+    return " ".join(told or parts[-1:])
+
+
+def _unwrapped(text: str) -> str:
+    """Return the message of a line that is a JSON object (docker, structured logging)."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(data, dict):
+        return text
+    said = next((data[key] for key in _JSON_KEYS if isinstance(data.get(key), str)), None)
+    return text if said is None else printable(said)

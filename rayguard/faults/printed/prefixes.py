@@ -1,0 +1,90 @@
+"""What others print before a line: who, when, how serious, from where. One regular expression for each form.
+
+Named groups tell what is known: ``who`` and ``role`` (a process), ``level``, ``source`` (the logger's file
+and line). All repeats are bounded. Compiled on first use, because importing rayguard must stay free.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+_DATE = r"(?:\d{4}[-/]\d{2}[-/]\d{2}|\d{2}[-/]\d{2})"
+_TIME = r"\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?"
+_STAMP = rf"(?:{_DATE}[T ]{_TIME}(?:Z|[+-]\d{{2}}:?\d{{2}})?|{_TIME})"
+_LEVEL = r"(?:CRITICAL|EXCEPTION|FATAL|ERROR|WARNING|WARN|INFO|DEBUG|TRACE|Error|Warning|Info)"
+_SOURCE = r"[\w./+-]{1,80}\.(?:py|cc|cpp|h|hpp|cu|c|go|rs):\d{1,6}"
+_MACHINE = r"(?:node|gpu|host|worker|ip|dgx|hgx|cn|nid|n|g|h)-?\d[\w.\-]{0,60}"
+_TALKS = (
+    r"(?=Traceback|  File|\s*\[|\w[\w.]{0,80}(?:Error|Exception)\b|[A-Z]{4,8} |"
+    r"\S{0,40}\s*(?:\d{4}-|\d\d:\d\d))"
+)
+_RAY_PART = r"raylet|gcs_server|autoscaler|dashboard|head|log_monitor|scheduler"
+_VLLM_PART = r"Worker_\w{1,20}|EngineCore\w{0,20}|(?:API|Api)Server\w{0,20}|VllmWorker\w{0,20}"
+
+_FORMS = (
+    # Ray as in "(WorkerDict pid=1, ip=10.0.0.1)", vLLM as in "(EngineCore_0 pid=1)"
+    r"(?P<who>\((?:[\w.:<>/+\-]{1,120} ){0,3}(?:pid|rank|node_ip|ip)=[^()]{1,120}\))[ :]?",
+    rf"(?P<who>\((?:{_RAY_PART}|{_VLLM_PART})(?:[ ,+][^()]{{0,80}})?\))[ :]?",
+    # torch: "[rank3]:", torchrun: "[default0]:"; srun -l: "12: "; pdsh: "node01: "
+    r"(?P<who>\[(?:rank|default|worker|node|trainer|rollout)[\w.\-]{0,40}\]):? ?",
+    r"(?P<who>\[Rank \d{1,6}\]) ?(?=\[|Traceback|  File)",
+    rf"(?P<who>\d{{1,5}}): {_TALKS}",
+    rf"(?P<who>{_MACHINE}): (?=\S|  )",
+    # kubectl logs --prefix, docker compose
+    r"(?P<who>\[pod/[\w./\-]{1,200}\]) ?",
+    r"(?P<who>[\w.\-]{1,60}?)\s{1,20}\| (?=Traceback|  File|\[|[A-Z]{4,8}[ :]|\d{4}-)",
+    # containerd as in "2026-01-01T00:00:00.1Z stderr F "
+    rf"{_STAMP} (?P<source>stdout|stderr) [FP] ",
+    # SGLang as in "[2025-01-01 00:00:00 TP0] "
+    rf"\[{_STAMP} (?P<who>(?:DP|TP|PP|EP)\d{{1,4}}(?: (?:DP|TP|PP|EP)\d{{1,4}}){{0,3}})\] ?",
+    rf"\[{_STAMP}\](?:\[(?P<source>[^\]\[]{{1,80}})\])?(?:\s?\[(?P<level>{_LEVEL})\])?(?:\s-)?\s?",
+    # Ray's C++: "[2022-02-07 04:22:10,942 E 1260 1260] (raylet) file.cc:12: "
+    (
+        rf"\[{_STAMP} (?P<level>[DIWECF])(?P<who> \d{{1,9}} \d{{1,9}})\]\s?"
+        rf"(?:\((?P<role>[\w ]{{1,40}})\) )?(?P<source>{_SOURCE}:)?\s?"
+    ),
+    # glog and torch: "[E419 10:44:01.858 ProcessGroupNCCL.cpp:616] ", "W1120 18:23:53.2 1234 utils.cpp:68] "
+    (
+        rf"\[?(?P<level>[DIWEF])\d{{3,4}} {_TIME}(?:\s{{1,4}}\d{{1,9}})?\s"
+        r"(?P<source>[\w./\-]{1,100}:\d{1,6})\]\s?(?:\[\d{1,4}\]\s?)?"
+    ),
+    r"\[(?P<level>[DIWEF]) (?P<source>[\w./\-]{1,100}:\d{1,6})\]\s?",
+    # vLLM: "ERROR 05-11 14:20:55 [core.py:399] ", "INFO 02-07 04:22:10 logger.py:12] "
+    (
+        rf"(?P<level>{_LEVEL})[ :]{{1,4}}{_STAMP}\s"
+        rf"(?:\[(?:[\w.]{{1,80}}/){{0,6}}(?P<source>{_SOURCE})\]|(?P<source2>{_SOURCE})\]?)\s?"
+    ),
+    # loguru as in "2023-10-26 18:20:07 | ERROR | stderr | ", Ray as in "... ERROR worker.py:405 -- "
+    rf"{_STAMP}\s{{1,4}}\|\s?(?P<level>{_LEVEL})\s{{0,8}}\|\s?(?P<source>[\w.:<>\- ]{{1,80}}?)\s(?:\||-)\s?",
+    (
+        rf"{_STAMP}\s{{1,4}}(?:-\s)?(?:(?P<source>[\w.]{{1,80}})\s-\s)?(?P<level>{_LEVEL})\s{{1,8}}"
+        rf"(?P<source2>{_SOURCE})?(?:\s?(?:--|-|:)\s)?"
+    ),
+    rf"{_STAMP}\s{{1,4}}\[(?P<level>{_LEVEL})\]\s?",
+    # transformers as in "[INFO|trainer.py:123] 2024-01-01 00:00:00,000 >> "; deepspeed
+    rf"\[(?P<level>{_LEVEL})\|(?P<source>[\w./\-]{{1,80}}:\d{{1,6}})\](?:\s{_STAMP})?(?:\s>>)?\s?",
+    rf"\[{_STAMP}\]\s?\[(?P<level>{_LEVEL})\]\s?(?:\[(?P<source>[\w./:\-]{{1,80}})\])?\s?",
+    # journald and syslog: "Nov 20 18:00:00 host kernel: "; dmesg: "[12345.678901] "
+    (
+        rf"[A-Z][a-z]{{2}}\s{{1,2}}\d{{1,2}} {_TIME} (?P<who>[\w.\-]{{1,80}}) "
+        r"(?P<source>[\w.\-/]{1,60}(?:\[\d{1,9}\])?): ?"
+    ),
+    r"\[\s{0,8}\d{1,9}\.\d{6}\](?:\[\s?[TC]\d{1,9}\])?\s?",
+    rf"(?P<level>{_LEVEL}):(?P<source>[\w.]{{1,80}}):",
+    rf"\[(?P<level>{_LEVEL})\]:?\s",
+    rf"{_STAMP}(?:\s-)?\s",
+)
+_STARTS = frozenset("[(ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789hginwdc")
+
+
+def prefix(text: str) -> re.Match[str] | None:
+    """Return the match of a known prefix at the start of ``text``."""
+    if text[:1] not in _STARTS:
+        return None
+    return next((found for found in (form.match(text) for form in _forms()) if found is not None), None)
+
+
+@lru_cache(maxsize=1)
+def _forms() -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(form) for form in _FORMS)

@@ -1,0 +1,205 @@
+"""Tracebacks in printed lines: read one line at a time, for one process, whatever was cut from them.
+
+A traceback may lack its head, its frames' source lines or its last line; it may be a Ray error that carries
+another one. The lines come from ``line``; what an exception means is the catalog's.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from rayguard.faults.frame import Frame
+from rayguard.faults.printed.line import Line, peel
+
+MAX_TEXT_CHARS = 32_000  # of a text within an exception: the end is what counts
+MAX_FRAMES = 48
+MAX_MESSAGE_LINES = 16
+MAX_MESSAGE_CHARS = 3_000
+_MAX_OTHER_LINES = 6  # of the same process, within a traceback
+
+_HEAD = "Traceback (most recent call last)"
+_FRAME = re.compile(r'^\s{0,40}\|?\s{0,8}File "([^"]{1,400})",? line (\d{1,9})(?:,? in (.{1,200}))?')
+_MARKS = re.compile(
+    r"^[\s|]*[\^~\s]+$|^\s*\.\.\.<\d{1,6} lines>\.\.\.$|^\s*\[Previous line repeated \d{1,9} more times?\]$"
+)
+_NAME = r"[A-Za-z_][\w.]{0,160}"
+_ENDINGS = (
+    r"(?:Error|Errors|Exception|Warning|Interrupt|Exit|Timeout|TimeoutExpired|Failure|Fault|Group|Died|Cancelled|Empty|Full"
+    r"|Invalid|Failed|NotFound|Aborted|StopIteration|OutOfMemory|Unavailable)"
+)
+# What torch.OutOfMemoryError, RayTaskError(ValueError) and a bare AssertionError look like.
+_TYPED = re.compile(
+    rf"^(?:\w{{1,40}} )?({_NAME}{_ENDINGS}|[a-z_][\w.]{{0,120}}\.[A-Z]\w{{2,80}})(\({_NAME}\))?(?:: ?(.*))?$"
+)
+_AFTER_FRAMES = re.compile(rf"^({_NAME})(\({_NAME}\))?: (.*)$|^({_NAME}{_ENDINGS})$")
+_RAISE = re.compile(rf"^raise ({_NAME})\(?(.{{0,400}})")
+_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+_ENDS_MESSAGE = re.compile(
+    r"^(?:Traceback|During handling|The above exception|Process |Exception ignored|frame #"
+    r"|Exception raised from|Fatal Python|Set the environment variable|\*\*\*|===|---|  File "
+    r"|Error executing job|Exception in thread|\[rank|INFO|WARN|ERROR|terminate called|Aborted|Killed"
+    r"|srun:|make:|wandb:)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrintedException:
+    """One exception of a printed traceback. ``wrapped``: the types that a wrapper says it carries."""
+
+    type_name: str
+    message: str
+    frames: tuple[Frame, ...]
+    wrapped: tuple[str, ...]
+    line: Line
+
+
+@dataclass(slots=True)
+class TracebackReader:
+    """Reads the lines of one process. ``feed`` returns what a line completed; ``end`` what is still open.
+
+    Invariant: after ``end`` it is as new.
+    """
+
+    _frames: list[Frame] = field(default_factory=list)
+    _wrapped: list[str] = field(default_factory=list)
+    _type: str = ""
+    _message: list[str] = field(default_factory=list)
+    _at: Line | None = None  # the line that names the type; the last frame's until it is seen
+    _others: int = 0
+    _wants_code: bool = False
+    _open: bool = False  # a head or a frame was seen, and no type yet
+
+    def feed(self, line: Line) -> tuple[bool, PrintedException | None]:
+        """Return whether ``line`` is part of a traceback, and the earlier exception that it completes."""
+        text = line.text
+        head = text.find(_HEAD)
+        if head >= 0:
+            done = self.end()
+            self._open, self._at = True, line
+            return head == 0 or text[:head].isspace(), done
+        frame = _FRAME.match(text) if "File" in text else None
+        if frame is not None:
+            return True, self._add_frame(frame, line)
+        if self._open:
+            return self._within(line)
+        if self._type and self._continues(line):
+            self._message.append(text.strip())
+            return False, None  # also looked at by itself: it may be somebody else's line
+        return self._begin(line)
+
+    def end(self) -> PrintedException | None:
+        """Return the exception read so far, and begin anew."""
+        done = None
+        if self._at is not None and (self._type or self._frames):
+            if not self._type and self._frames:
+                self._type, message = _from_code(self._frames[-1].code)
+                self._message = [message] if message else []
+            done = PrintedException(
+                type_name=self._type,
+                message="\n".join(self._message)[:MAX_MESSAGE_CHARS],
+                frames=tuple(self._frames[-MAX_FRAMES:]),
+                wrapped=tuple(self._wrapped),
+                line=self._at,
+            )
+        self._frames, self._wrapped, self._message = [], [], []
+        self._type, self._at, self._others, self._wants_code, self._open = "", None, 0, False, False
+        return done
+
+    def _add_frame(self, frame: re.Match[str], line: Line) -> PrintedException | None:
+        done = None
+        if self._type:
+            done = self.end()
+        self._frames.append(Frame(frame[1], int(frame[2]), (frame[3] or "").strip()))
+        del self._frames[: -2 * MAX_FRAMES]
+        self._open, self._at, self._wants_code, self._others = True, line, True, 0
+        return done
+
+    def _within(self, line: Line) -> tuple[bool, PrintedException | None]:
+        text = line.text
+        if not text.strip() or _MARKS.match(text):
+            return True, None
+        indented = text[0] in " \t|"
+        if self._wants_code and self._frames and (indented or not _typed(text)):
+            last = self._frames[-1]
+            self._frames[-1] = Frame(last.file, last.line, last.function, text.strip(" |\t"))
+            self._wants_code = False
+            return True, None
+        found = (
+            None
+            if indented and self._frames and not _typed(text.strip(" |+-\t"))
+            else _named(text.strip(" |+-\t"))
+        )
+        if found is not None:
+            return self._name(found, line)
+        self._others += 1
+        if self._others > _MAX_OTHER_LINES:
+            return False, self.end()
+        return indented, None
+
+    def _name(self, found: tuple[str, str, str], line: Line) -> tuple[bool, PrintedException | None]:
+        name, inner, message = found
+        if message.startswith("ray::"):  # a task's own frames and exception follow, if they were not cut off
+            self._wrapped += [name, inner] if inner else [name]
+            self._frames.clear()
+            self._open, self._at, self._others, self._wants_code = True, line, 0, False
+            return True, None
+        self._type, self._message, self._at, self._open = name, [message] if message else [], line, False
+        if inner:
+            self._wrapped.append(inner)
+        return True, None
+
+    def _begin(self, line: Line) -> tuple[bool, PrintedException | None]:
+        """Begin with a line that names an exception; its frames were cut off, or stood in another process."""
+        done = self.end()
+        found = _typed(line.text.strip())
+        if found is None or (line.mild and not line.text.startswith(found[0])):
+            return False, done
+        self._at = line
+        return self._name(found, line)[0], done
+
+    def _continues(self, line: Line) -> bool:
+        at = self._at
+        if at is None or not line.text.strip() or len(self._message) >= MAX_MESSAGE_LINES:
+            return False
+        same_form = line.prefixed == at.prefixed and line.level == at.level
+        return same_form and not _ENDS_MESSAGE.match(line.text) and _typed(line.text.strip()) is None
+
+
+def exceptions_in(text: str) -> tuple[PrintedException, ...]:
+    """Return the exceptions of a printed chain, the root cause first (as Python prints them).
+
+    Ray pickles an exception without its traceback and without its ``__cause__``; both survive only as text in
+    the message of ``RayTaskError`` and ``ActorDiedError``.
+    """
+    if '  File "' not in text:
+        return ()
+    reader = TracebackReader()
+    fed = (reader.feed(peel(raw)) for raw in text[-MAX_TEXT_CHARS:].splitlines())
+    found = [*(done for _, done in fed), reader.end()]
+    return tuple(one for one in found if one is not None and one.frames and one.type_name)
+
+
+def _typed(text: str) -> tuple[str, str, str] | None:
+    """Return type, wrapped type and message of a line that names an exception by itself."""
+    found = _TYPED.match(text)
+    return None if found is None else (found[1], (found[2] or "").strip("()"), found[3] or "")
+
+
+def _named(text: str) -> tuple[str, str, str] | None:
+    """Return the same of the line after frames, where a name of any form is an exception's."""
+    typed = _typed(text)
+    if typed is not None:
+        return typed
+    found = _AFTER_FRAMES.match(text)
+    if found is None:
+        return None
+    return (found[1] or found[4], (found[2] or "").strip("()"), found[3] or "")
+
+
+def _from_code(code: str) -> tuple[str, str]:
+    """Return type and message of an exception whose last line was cut off, from the code that raised it."""
+    if code.startswith("assert"):
+        return "AssertionError", ""
+    found = _RAISE.match(code)
+    return (found[1], found[2].strip("()\"' ")) if found else ("", "")

@@ -1,0 +1,105 @@
+"""What a text says of a failure: the earliest cause, where it stands, what followed, what else is wrong.
+
+Pure: lines in, a ``Report`` out. Reading files is ``rayguard.logs.files``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rayguard.faults.catalog import default_catalog
+from rayguard.faults.diagnose import first, unknown, verdict
+from rayguard.faults.printed.line import Line, peel
+from rayguard.faults.signature import Tier
+from rayguard.logs.text import Reader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rayguard.faults.catalog import Catalog
+    from rayguard.faults.diagnosis import Diagnosis, Kind
+    from rayguard.faults.signature import Match
+    from rayguard.faults.witness import Witness
+
+MAX_QUOTES = 6
+RIVAL_CONFIDENCE = 0.85  # of a cause beside which another kind of cause stands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One line that says something, quoted, and where it stands."""
+
+    quote: str
+    line: int
+    file: str = ""
+    kind: Kind | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The verdict on a text. ``consequences`` in the order of the text, ``others``: causes of other kinds."""
+
+    diagnosis: Diagnosis
+    evidence: tuple[Evidence, ...]
+    consequences: tuple[Evidence, ...] = ()
+    others: tuple[Evidence, ...] = ()
+
+
+def diagnose_text(text: str, catalog: Catalog | None = None) -> Report:
+    """Return what ``text`` says: lines of one or many processes, as they were printed or pasted."""
+    return diagnose_lines(
+        (peel(raw, number) for number, raw in enumerate(text.splitlines(), start=1)), catalog
+    )
+
+
+def diagnose_lines(lines: Iterable[Line], catalog: Catalog | None = None) -> Report:
+    """Return what ``lines`` say."""
+    catalog = default_catalog() if catalog is None else catalog
+    return report(tuple(Reader(catalog).read(lines)), catalog)
+
+
+def report(seen: tuple[Witness, ...], catalog: Catalog) -> Report:
+    """Return the verdict on the facts of one text."""
+    said = "\n".join(witness.text for witness in seen if witness.text)
+    found = (catalog.index.best(witness, said) for witness in seen)
+    matches = sorted((match for match in found if match is not None), key=lambda match: match.witness.line)
+    best = first(matches, key=lambda match: match.witness.line)
+    if best is None:
+        return _unknown(seen)
+    diagnosis = verdict(best)
+    rivals = _rivals(best, matches)
+    if rivals:
+        diagnosis = replace(diagnosis, confidence=min(diagnosis.confidence, RIVAL_CONFIDENCE))
+    return Report(
+        diagnosis=diagnosis,
+        evidence=(_evidence(best),),
+        consequences=_distinct(
+            match for match in matches if match.witness.line > best.witness.line and match not in rivals
+        ),
+        others=_distinct(rivals),
+    )
+
+
+def _rivals(best: Match, matches: list[Match]) -> list[Match]:
+    kind = best.signature.kind
+    return [match for match in matches if match.tier is Tier.CAUSE and match.signature.kind is not kind]
+
+
+def _distinct(matches: Iterable[Match]) -> tuple[Evidence, ...]:
+    """Return one quote for each signature."""
+    by_signature: dict[str, Match] = {}
+    for match in matches:
+        by_signature.setdefault(match.signature.id, match)
+    return tuple(_evidence(match) for match in by_signature.values())[:MAX_QUOTES]
+
+
+def _evidence(match: Match) -> Evidence:
+    witness = match.witness
+    return Evidence(quote=witness.quote, line=witness.line, kind=match.signature.kind)
+
+
+def _unknown(seen: tuple[Witness, ...]) -> Report:
+    telling = sorted(seen, key=lambda witness: (witness.mild, not witness.frames, witness.line))[:MAX_QUOTES]
+    quotes = tuple(Evidence(quote=witness.quote, line=witness.line) for witness in telling)
+    return Report(diagnosis=unknown(tuple(telling)), evidence=quotes)

@@ -1,0 +1,131 @@
+"""From printed lines to the facts in them: exceptions and telling lines, in the order of the lines.
+
+Lines of several processes may be interleaved; each process has its own traceback. Only lines that some
+signature may speak of become facts. Judging them is ``rayguard.logs.report``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rayguard.faults.fault import ExceptionFact
+from rayguard.faults.harmless import without_boilerplate
+from rayguard.faults.printed.traceback import PrintedException, TracebackReader
+from rayguard.faults.quote import MAX_LINE_CHARS, clean, cut, exception_quote
+from rayguard.faults.witness import Source, Witness, names_of, origin_of_frames
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from rayguard.faults.catalog import Catalog
+    from rayguard.faults.printed.line import Line
+
+MAX_PROCESSES = 4_096
+_NAMES = re.compile(r"[A-Za-z_][\w.]{0,160}(?:Error|Exception|Timeout|Interrupt)\b")
+_ENGINE = re.compile(r"EngineCore|\bengine_core\b")
+_WORKER = re.compile(
+    r"VllmWorker|Worker_(?:TP|DP|PP)|WorkerProc|RayWorkerWrapper|RayWorkerVllm|multiproc_worker|ModelRunner"
+)
+_CORE_FILES = (
+    "vllm/v1/engine/core.py",
+    "sglang/srt/managers/scheduler.py",
+    "vllm/engine/multiprocessing/engine.py",
+)
+_WORKER_FILES = (
+    "vllm/v1/executor/multiproc_executor.py",
+    "vllm/v1/worker/",
+    "vllm/worker/",
+    "sglang/srt/model_executor/",
+)
+_CORE_SOURCES = ("core.py", "engine.py")
+
+
+@dataclass(slots=True)
+class Reader:
+    """Turns the lines of one text into witnesses. Feed all lines, then ask ``end``."""
+
+    catalog: Catalog
+
+    def read(self, lines: Iterable[Line]) -> Iterator[Witness]:
+        """Yield the facts, nearly in the order of their lines (an exception comes when it is complete)."""
+        readers: dict[tuple[str, str], TracebackReader] = {}
+        for line in lines:
+            key = (line.process, line.source if line.source.endswith(tuple("0123456789")) else "")
+            reader = readers.get(key)
+            if reader is None:
+                if len(readers) >= MAX_PROCESSES:
+                    yield from _ended(readers.pop(next(iter(readers))))
+                reader = readers[key] = TracebackReader()
+            part, done = reader.feed(line)
+            if done is not None:
+                yield of_exception(done)
+            if not part and line.text and self._telling(line.text):
+                yield of_line(line)
+        for reader in readers.values():
+            yield from _ended(reader)
+
+    def _telling(self, text: str) -> bool:
+        return bool(self.catalog.index.fragments_in(text) or _NAMES.search(text))
+
+
+def _ended(reader: TracebackReader) -> Iterator[Witness]:
+    done = reader.end()
+    if done is not None:
+        yield of_exception(done)
+
+
+def of_exception(one: PrintedException) -> Witness:
+    """Return the fact of a printed exception."""
+    role = _role(one)
+    fact = ExceptionFact(type_name=one.type_name, message=one.message, frames=one.frames)
+    names = names_of(one.type_name).union(*(names_of(name) for name in one.wrapped))
+    return Witness(
+        source=Source.RECORD if role.startswith("engine") else Source.CHAIN,
+        quote=exception_quote(fact, one.frames),
+        names=names,
+        text=without_boilerplate(one.message),
+        frames=one.frames,
+        role=role,
+        root=True,
+        origin=origin_of_frames(one.frames),
+        mild=one.line.mild or one.type_name.endswith("Warning"),
+        line=one.line.number,
+    )
+
+
+def of_line(line: Line) -> Witness:
+    """Return the fact of one line."""
+    said = clean(line.text, MAX_LINE_CHARS)
+    text = without_boilerplate(said)
+    names = frozenset().union(*(names_of(name) for name in _NAMES.findall(text)[:8]))
+    return Witness(
+        source=Source.LOG,
+        quote=cut(said),
+        names=names,
+        text=text,
+        role=_role_by_name(line),
+        mild=line.mild,
+        line=line.number,
+    )
+
+
+def _role(one: PrintedException) -> str:
+    named = _role_by_name(one.line)
+    if named:
+        return named
+    files = [frame.file for frame in one.frames]
+    if any(part in file for file in files for part in _CORE_FILES):
+        return "engine_core"
+    if any(part in file for file in files for part in _WORKER_FILES):
+        return "engine_worker"
+    return ""
+
+
+def _role_by_name(line: Line) -> str:
+    if _WORKER.search(line.process):
+        return "engine_worker"
+    if _ENGINE.search(line.process) or line.source.startswith("core.py:"):
+        return "engine_core"
+    return ""
