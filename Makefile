@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
+CORPUS ?= ../shared/corpus/dev.jsonl
 BIN := $(VENV)/bin
 # uv does not look where pip was told to: the CPU build of torch lies there on some machines.
 export UV_FIND_LINKS ?= $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
@@ -9,9 +10,9 @@ UV := $(shell command -v uv || echo $(PYTHON) -m uv)
 # vLLM on the CPU: no download, one OpenMP thread for each engine, engines free to share cores.
 RUN := env HF_HUB_OFFLINE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 RAY_AUTH_MODE=disabled
 
-.PHONY: help setup demo test lint fast bench clean
+.PHONY: help setup demo test lint fast bench diagnosis-report docs clean
 help: ## Say what can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready ## Make .venv with rayguard, vLLM for the CPU and the tools (about 3.5 GB)
 
@@ -41,6 +42,12 @@ fast: setup ## Run the tests that need neither Ray nor vLLM
 
 bench: setup ## Measure: restart, detection, cost of a call, throughput (ratios, side by side)
 	@$(RUN) $(BIN)/python -m tests.benchmarks
+
+diagnosis-report: setup ## Measure the diagnosis on labelled texts (CORPUS=texts.jsonl): kinds, scopes, buried causes, speed
+	@$(RUN) $(BIN)/python -m tests.benchmarks.diagnosis_report $(CORPUS)
+
+docs: setup ## Write what is generated: docs/why-did-my-actor-die.md, from the catalog
+	@$(BIN)/python -m rayguard.faults.handbook > docs/why-did-my-actor-die.md
 
 clean: ## Remove what was made here
 	@rm -rf $(VENV) dist run .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

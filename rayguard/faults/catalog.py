@@ -118,6 +118,7 @@ class WhenSpec(BaseModel):
     operations: Annotated[list[str], _Many] = []
     raised_by: Origin | None = None
     beside: Annotated[list[Fragment], _Many] = []
+    times: Annotated[int, Field(ge=1, le=100)] = 1
 
     def compile(self) -> When:
         """Return the conditions, the cheap ones first."""
@@ -137,11 +138,14 @@ class WhenSpec(BaseModel):
             raise ValueError("an empty block matches everything")
         if self.message and not (self.types or self.text):
             raise ValueError("`message` needs `types` or `text` beside it, which tell cheaply when to look")
+        if self.times > 1 and not self.text:
+            raise ValueError("`times` counts the fragments of `text`, and there are none")
         return When(
             types=frozenset(self.types),
             text=tuple(self.text),
             conditions=conditions,
             beside=tuple(self.beside),
+            times=self.times,
         )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rayguard.faults.catalog import Catalog, default_catalog
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
 from rayguard.faults.signature import Tier
-from rayguard.faults.witness import Source, Witness, witnesses
+from rayguard.faults.witness import Said, Source, Witness, witnesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,7 +39,7 @@ def diagnose(fault: Fault, catalog: Catalog | None = None) -> Diagnosis:
     about its end than the caller's error.
     """
     seen = witnesses(fault)
-    said = "\n".join(witness.text for witness in seen if witness.text)
+    said = Said(seen)
     index = (default_catalog() if catalog is None else catalog).index
     matches = [match for match in (index.best(witness, said) for witness in seen) if match is not None]
     match = first(matches, key=lambda match: _NEARNESS[match.tier].index(match.witness.source))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from rayguard.faults.catalog import default_catalog
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.faults.signature import Tier
 
@@ -78,6 +80,11 @@ def symptoms(signature: Signature) -> tuple[str, ...]:
     return tuple(found)[:MAX_SYMPTOMS]
 
 
+def main() -> None:
+    """Print the page of the catalog that ships with rayguard."""
+    sys.stdout.write(handbook(default_catalog()))
+
+
 def _contents(catalog: Catalog) -> Iterator[str]:
     yield "| kind | what it is | what must be restarted |"
     yield "|---|---|---|"
@@ -127,3 +134,7 @@ def _again(signature: Signature) -> str:
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import NamedTuple
 
 import yaml
-from ahocorasick_rs import AhoCorasick
+from ahocorasick_rs import AhoCorasick, MatchKind
 
 
 class _Known(NamedTuple):
@@ -18,21 +18,25 @@ class _Known(NamedTuple):
 def without_boilerplate(text: str) -> str:
     """Return ``text`` without what says nothing; an empty text where all of it says nothing."""
     known = _known()
-    found = {match[0] for match in known.anywhere.find_matches_as_indexes(text)}
+    if not known.anywhere.find_matches_as_indexes(text):
+        return text
+    return "\n".join(filter(None, (_line(line, known) for line in text.split("\n"))))
+
+
+def _line(line: str, known: _Known) -> str:
+    found = {match[0] for match in known.anywhere.find_matches_as_indexes(line)}
     if any(number >= len(known.phrases) for number in found):
         return ""
     for number in found:
-        text = text.replace(known.phrases[number], " ")
-    return text
+        line = line.replace(known.phrases[number], " ")
+    return line
 
 
 @lru_cache(maxsize=1)
 def _known() -> _Known:
-    text = (
-        resources.files("rayguard.faults")
-        .joinpath("signatures")
-        .joinpath("harmless.yaml")
-        .read_text(encoding="utf-8")
+    file = resources.files("rayguard.faults").joinpath("signatures").joinpath("harmless.yaml")
+    data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    longest_first = MatchKind.LeftmostLongest
+    return _Known(
+        tuple(data["phrases"]), AhoCorasick([*data["phrases"], *data["lines"]], matchkind=longest_first)
     )
-    data = yaml.safe_load(text)
-    return _Known(tuple(data["phrases"]), AhoCorasick([*data["phrases"], *data["lines"]]))

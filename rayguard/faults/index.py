@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from ahocorasick_rs import AhoCorasick
 
 from rayguard.faults.signature import Match
+from rayguard.faults.witness import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from rayguard.faults.signature import Signature, When
-    from rayguard.faults.witness import Witness
+    from rayguard.faults.witness import Said, Witness
 
 _Block = tuple[int, "When"]  # the signature's place in the order of asking
 
@@ -30,7 +31,7 @@ class Index:
         self._order = sorted(signatures, key=lambda signature: signature.tier)
         by_text: dict[str, list[_Block]] = defaultdict(list)
         self._by_type: dict[str, list[_Block]] = defaultdict(list)
-        self._open: list[_Block] = []  # asked about every witness
+        self._open: list[_Block] = []  # asked about every witness but lines, which have only their words
         for place, signature in enumerate(self._order):
             for when in signature.when:
                 for fragment in when.text:
@@ -39,17 +40,21 @@ class Index:
                     self._by_type[name].append((place, when))
                 if not (when.text or when.types):
                     self._open.append((place, when))
+                for fragment in when.beside:
+                    by_text[fragment] += ()  # no block of its own, but a line that says it is a fact
+            for fragment in (fragment for when in signature.unless for fragment in when.beside):
+                by_text[fragment] += ()
         self.fragments = tuple(by_text)
         self._blocks = tuple(by_text.values())
         self._automaton = AhoCorasick(list(self.fragments)) if self.fragments else None
 
-    def best(self, witness: Witness, said: str) -> Match | None:
+    def best(self, witness: Witness, said: Said) -> Match | None:
         """Return the first signature that fits ``witness``. ``said``: the texts of all witnesses."""
         return next(self.all(witness, said), None)
 
-    def all(self, witness: Witness, said: str) -> Iterator[Match]:
+    def all(self, witness: Witness, said: Said) -> Iterator[Match]:
         """Yield what fits ``witness``, in the order of asking."""
-        blocks = [*self._open]
+        blocks = [] if witness.source is Source.LOG else [*self._open]
         for name in witness.names:
             blocks += self._by_type.get(name, ())
         for fragment in self.fragments_in(witness.text):

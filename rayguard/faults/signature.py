@@ -7,8 +7,9 @@ where they come from is ``rayguard.faults.catalog``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from rayguard.faults.quote import frame_quote
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from rayguard.faults.diagnosis import Kind, Scope
     from rayguard.faults.fault import Frame
-    from rayguard.faults.witness import Origin, Source, Witness
+    from rayguard.faults.witness import Origin, Said, Source, Witness
 
 
 class Tier(IntEnum):
@@ -63,21 +64,39 @@ class Place:
 
     def holds(self, frame: Frame) -> bool:
         """Say whether ``frame`` is in this place."""
-        file = frame.file.replace("\\", "/")
-        if self.path and not (file.startswith(self.path) or f"/{self.path}" in file):
+        if self.function and self.function != frame.function.rpartition(".")[2]:
             return False
-        return not self.function or self.function == frame.function.rpartition(".")[2]
+        return not self.path or _is_in(self.path, frame.file)
+
+
+@lru_cache(maxsize=4_096)  # the same few files stand in all tracebacks of a job
+def _is_in(path: str, file: str) -> bool:
+    file = file.replace("\\", "/")
+    return file.startswith(path) or f"/{path}" in file
 
 
 @dataclass(frozen=True, slots=True)
 class PassedThrough:
-    """Some frame of the traceback is in one of the places."""
+    """Some frame of the traceback is in one of the places. They may be hundreds: a table leads to them."""
 
     places: tuple[Place, ...]
+    by_function: dict[str, tuple[Place, ...]] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Sort the places by the function they name."""
+        table: dict[str, tuple[Place, ...]] = {}
+        for place in self.places:
+            table[place.function] = (*table.get(place.function, ()), place)
+        object.__setattr__(self, "by_function", table)
 
     def __call__(self, witness: Witness) -> bool:
         """Look at all frames."""
-        return any(place.holds(frame) for frame in witness.frames for place in self.places)
+        anywhere = self.by_function.get("", ())
+        for frame in witness.frames:
+            here = self.by_function.get(frame.function.rpartition(".")[2], ()) if frame.function else ()
+            if any(place.holds(frame) for place in (*here, *anywhere)):
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +184,15 @@ class When:
 
     ``types`` (bare or qualified names, any of them) and ``text`` (plain fragments of the message, any of
     them) stand apart from the other conditions: ``rayguard.faults.index`` finds by them which blocks can
-    match at all. ``beside`` holds fragments of which one stands in some fact of the same failure.
+    match at all. ``beside`` holds fragments of which one stands in some fact of the same failure. Where
+    ``times`` is more than 1, its fragments were said that often in all.
     """
 
     types: frozenset[str] = frozenset()
     text: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()
     beside: tuple[str, ...] = ()
+    times: int = 1
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -184,7 +205,7 @@ class When:
                 told += (place.function or place.path for place in condition.places)
         return tuple(told)
 
-    def match(self, witness: Witness, said: str) -> bool:
+    def match(self, witness: Witness, said: Said) -> bool:
         """Say whether this one witness is so in every respect. ``said``: the texts of all witnesses."""
         if self.types and self.types.isdisjoint(witness.names):
             return False
@@ -192,7 +213,9 @@ class When:
             return False
         if not all(condition(witness) for condition in self.conditions):
             return False
-        return not self.beside or any(fragment in said for fragment in self.beside)
+        if self.times > 1 and sum(map(said.times, self.text)) < self.times:
+            return False
+        return not self.beside or any(said.times(fragment) for fragment in self.beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +260,6 @@ class Signature:
     links: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
 
-    def excludes(self, witness: Witness, said: str) -> bool:
+    def excludes(self, witness: Witness, said: Said) -> bool:
         """Say whether ``witness`` is one of its look-alikes."""
         return any(when.match(witness, said) for when in self.unless)

@@ -11,6 +11,7 @@ import re
 import signal
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from rayguard.faults.fault import ExceptionFact, Fault, Frame, ProcessExit, Silence
@@ -28,13 +29,14 @@ from rayguard.faults.quote import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 MAX_RECORDS = 24
 MAX_CHAIN = 16
 MAX_LOG_LINES = 100
 MAX_FRAMES = 48
 STALE_S = 120.0
+MAX_TIMES = 100
 
 _STDLIB = re.compile(r"/lib(?:64)?/python\d(?:\.\d{1,2})?/")
 _OURS = re.compile(r"/rayguard/(?:actors|engine|faults|metrics|process|recovery|testing)/")
@@ -78,6 +80,7 @@ class Witness:
     origin: Origin | None = None  # whose code raised; None where the frames do not say
     mild: bool = False  # printed as a warning or below
     line: int = 0  # of a text, from 1; 0 where there is none
+    times: int = 1  # how often the line was printed, where its printer counted
 
     @property
     def evidence(self) -> str:
@@ -85,6 +88,27 @@ class Witness:
         if self.source is Source.RECORD:
             return f"{self.role} {self.pid}: {self.quote}" if self.pid else f"{self.role}: {self.quote}"
         return self.quote if self.source is not Source.LOG else f"log: {self.quote}"
+
+
+class Said:
+    """The texts of all facts of one failure, to be asked what stands in them, and how often.
+
+    Every fragment is looked for once, however many facts ask: time stays linear in the texts.
+    """
+
+    def __init__(self, seen: Iterable[Witness]) -> None:
+        """Join the texts of ``seen``."""
+        said = ((witness.text, min(witness.times, MAX_TIMES)) for witness in seen if witness.text)
+        texts = chain.from_iterable(repeat(text, times) for text, times in said)
+        self._text = "\n".join(texts)
+        self._times: dict[str, int] = {}
+
+    def times(self, fragment: str) -> int:
+        """Return how often ``fragment`` was said."""
+        known = self._times.get(fragment)
+        if known is None:
+            known = self._times[fragment] = self._text.count(fragment)
+        return known
 
 
 def witnesses(fault: Fault) -> tuple[Witness, ...]:

@@ -12,6 +12,7 @@ from rayguard.faults.catalog import default_catalog
 from rayguard.faults.diagnose import first, unknown, verdict
 from rayguard.faults.printed.line import Line, peel
 from rayguard.faults.signature import Tier
+from rayguard.faults.witness import Said
 from rayguard.logs.text import Reader
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Report:
 def diagnose_text(text: str, catalog: Catalog | None = None) -> Report:
     """Return what ``text`` says: lines of one or many processes, as they were printed or pasted."""
     return diagnose_lines(
-        (peel(raw, number) for number, raw in enumerate(text.splitlines(), start=1)), catalog
+        (peel(raw, number) for number, raw in enumerate(text.split("\n"), start=1)), catalog
     )
 
 
@@ -61,7 +62,7 @@ def diagnose_lines(lines: Iterable[Line], catalog: Catalog | None = None) -> Rep
 
 def report(seen: tuple[Witness, ...], catalog: Catalog) -> Report:
     """Return the verdict on the facts of one text."""
-    said = "\n".join(witness.text for witness in seen if witness.text)
+    said = Said(seen)
     found = (catalog.index.best(witness, said) for witness in seen)
     matches = sorted((match for match in found if match is not None), key=lambda match: match.witness.line)
     best = first(matches, key=lambda match: match.witness.line)

@@ -7,7 +7,7 @@ signature may speak of become facts. Judging them is ``rayguard.logs.report``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rayguard.faults.fault import ExceptionFact
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rayguard.faults.printed.line import Line
 
 MAX_PROCESSES = 4_096
+_MIN_WIDTH = 60  # of a terminal that breaks lines
+_WRAP_CHARS = 200  # looked at on either side of a break
 _NAMES = re.compile(r"[A-Za-z_][\w.]{0,160}(?:Error|Exception|Timeout|Interrupt)\b")
 _ENGINE = re.compile(r"EngineCore|\bengine_core\b")
 _WORKER = re.compile(
@@ -51,6 +53,7 @@ class Reader:
     def read(self, lines: Iterable[Line]) -> Iterator[Witness]:
         """Yield the facts, nearly in the order of their lines (an exception comes when it is complete)."""
         readers: dict[tuple[str, str], TracebackReader] = {}
+        before: Line | None = None
         for line in lines:
             key = (line.process, line.source if line.source.endswith(tuple("0123456789")) else "")
             reader = readers.get(key)
@@ -63,11 +66,28 @@ class Reader:
                 yield of_exception(done)
             if not part and line.text and self._telling(line.text):
                 yield of_line(line)
+            if before is not None and _is_wrapped(before, line):
+                yield from self._across(before, line)
+            before = line
         for reader in readers.values():
             yield from _ended(reader)
 
+    def _across(self, before: Line, line: Line) -> Iterator[Witness]:
+        """Yield the two lines as one where only together they say something: a terminal broke it in two."""
+        index = self.catalog.index
+        alone = index.fragments_in(before.text) | index.fragments_in(line.text)
+        for joint in ("", " "):
+            text = before.text[-_WRAP_CHARS:] + joint + line.text.lstrip()[:_WRAP_CHARS]
+            if index.fragments_in(text) - alone:
+                yield of_line(replace(before, text=before.text + joint + line.text.lstrip()))
+                return
+
     def _telling(self, text: str) -> bool:
         return bool(self.catalog.index.fragments_in(text) or _NAMES.search(text))
+
+
+def _is_wrapped(before: Line, line: Line) -> bool:
+    return len(before.text) >= _MIN_WIDTH and not line.prefixed and line.number == before.number + 1
 
 
 def _ended(reader: TracebackReader) -> Iterator[Witness]:
@@ -108,6 +128,7 @@ def of_line(line: Line) -> Witness:
         role=_role_by_name(line),
         mild=line.mild,
         line=line.number,
+        times=line.times,
     )
 
 

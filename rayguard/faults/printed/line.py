@@ -19,8 +19,9 @@ _COLOUR = re.compile(r"\x1b(?:\[[0-9;?]{0,24}[A-Za-z]|\][^\x07\x1b]{0,200}(?:\x0
 _BARE_COLOUR = re.compile(r"(?:^|(?<=\s))\[[0-9]{1,2}(?:;[0-9]{1,3}){0,3}m|\[0m")  # its escape byte was lost
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _REPEATED = re.compile(
-    r"\s?\[repeated \d{1,9}x across cluster\](?: \(Ray deduplicates logs[^\n]{0,300})?\s?$"
+    r"\s?\[repeated (\d{1,9})x across cluster\](?: \(Ray deduplicates logs[^\n]{0,300})?\s?$"
 )
+_QUOTED = re.compile(r"^>{1,4} (?:- )?\S")
 _PROGRESS = re.compile(r"\d{1,3}%\||it/s\]|s/it\]")
 _BY_LETTER = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "C": "CRITICAL"}
 _MILD = frozenset({"WARNING", "WARN", "INFO", "DEBUG", "TRACE", "Warning", "Info"})
@@ -37,6 +38,7 @@ class Line:
     source: str = ""  # the logger's "core.py:399", where it names itself
     level: str = ""
     prefixed: bool = False
+    times: int = 1  # "[repeated 12x across cluster]"
 
     @property
     def mild(self) -> bool:
@@ -46,7 +48,10 @@ class Line:
 
 def peel(raw: str, number: int = 0) -> Line:
     """Return the line within ``raw``, which may be anything."""
-    text = printable(raw)
+    text = _unquoted(printable(raw))
+    times = 1
+    if "[repeated " in text:
+        text, times = _counted(text)
     if text.startswith('{"'):
         text = _unwrapped(text)
     who: list[str] = []
@@ -61,27 +66,41 @@ def peel(raw: str, number: int = 0) -> Line:
         who += [told[key].strip("[]() ") for key in ("who", "role") if told.get(key)]
         source = told.get("source") or told.get("source2") or source
         level = told.get("level") or level
-    return Line(number, text, " ".join(who), source.rstrip(":"), _BY_LETTER.get(level, level), taken)
+    return Line(number, text, " ".join(who), source.rstrip(":"), _BY_LETTER.get(level, level), taken, times)
 
 
 def printable(raw: str) -> str:
-    """Return ``raw`` without colours, control characters, overwritten progress and Ray's repeat marks."""
+    """Return ``raw`` without colours, control characters and overwritten progress."""
     half = MAX_LINE_CHARS // 2
     text = without_colour(raw if len(raw) <= MAX_LINE_CHARS else f"{raw[:half]} … {raw[-half:]}")
     if "\r" in text:
         text = _last_written(text)
     if "m" in text and "[" in text:
         text = _BARE_COLOUR.sub("", text)
+    if not text.isascii():  # a lone surrogate cannot be written anywhere
+        text = text.encode("utf-8", "replace").decode("utf-8")
     if not text.isprintable():
         text = _CONTROL.sub("?", text.replace("\t", " "))
-    if "[repeated " in text:
-        text = _REPEATED.sub("", text)
     return text.rstrip()
 
 
 def without_colour(text: str) -> str:
     """Return ``text`` without terminal sequences."""
     return _COLOUR.sub("", text) if "\x1b" in text else text
+
+
+def _unquoted(text: str) -> str:
+    """Take off the marks of a quotation and of a box that a program drew around a log line."""
+    if text[:1] == ">":
+        return text.lstrip("> -") if _QUOTED.match(text) else text
+    inner = text.strip("│").strip() if text[:1] == "│" else ""
+    return inner if inner and prefix(inner) is not None else text
+
+
+def _counted(text: str) -> tuple[str, int]:
+    """Take off the mark with which Ray's driver says that workers printed the same."""
+    found = _REPEATED.search(text)
+    return (text, 1) if found is None else (text[: found.start()], int(found[1]) + 1)
 
 
 def _last_written(text: str) -> str:

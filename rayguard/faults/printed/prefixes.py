@@ -53,7 +53,7 @@ _FORMS = (
     # vLLM: "ERROR 05-11 14:20:55 [core.py:399] ", "INFO 02-07 04:22:10 logger.py:12] "
     (
         rf"(?P<level>{_LEVEL})[ :]{{1,4}}{_STAMP}\s"
-        rf"(?:\[(?:[\w.]{{1,80}}/){{0,6}}(?P<source>{_SOURCE})\]|(?P<source2>{_SOURCE})\]?)\s?"
+        rf"(?:\[(?:[\w.]{{1,80}}/){{0,6}}(?P<source>{_SOURCE})\[?\]|(?P<source2>{_SOURCE})\]?)\s?"
     ),
     # loguru as in "2023-10-26 18:20:07 | ERROR | stderr | ", Ray as in "... ERROR worker.py:405 -- "
     rf"{_STAMP}\s{{1,4}}\|\s?(?P<level>{_LEVEL})\s{{0,8}}\|\s?(?P<source>[\w.:<>\- ]{{1,80}}?)\s(?:\||-)\s?",
@@ -73,6 +73,7 @@ _FORMS = (
     r"\[\s{0,8}\d{1,9}\.\d{6}\](?:\[\s?[TC]\d{1,9}\])?\s?",
     rf"(?P<level>{_LEVEL}):(?P<source>[\w.]{{1,80}}):",
     rf"\[(?P<level>{_LEVEL})\]:?\s",
+    rf"(?P<level>{_LEVEL}):?\s(?=\s{{0,8}}(?:File \"|Traceback))",
     rf"{_STAMP}(?:\s-)?\s",
 )
 _STARTS = frozenset("[(ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789hginwdc")

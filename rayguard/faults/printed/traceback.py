@@ -18,8 +18,12 @@ MAX_MESSAGE_LINES = 16
 MAX_MESSAGE_CHARS = 3_000
 _MAX_OTHER_LINES = 6  # of the same process, within a traceback
 
+_BOX = "│╭╰"
 _HEAD = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s{0,40}\|?\s{0,8}File "([^"]{1,400})",? line (\d{1,9})(?:,? in (.{1,200}))?')
+# As rich and typer print it, in a box: a frame, and its line of code.
+_BOXED_FRAME = re.compile(r"^(\S{1,400}\.py):(\d{1,9}) in (\S.{0,200})$")
+_BOXED_CODE = re.compile(r"^❱\s{0,4}\d{1,9}\s{0,4}[│|]?\s{0,80}(.{0,400})$")
 _MARKS = re.compile(
     r"^[\s|]*[\^~\s]+$|^\s*\.\.\.<\d{1,6} lines>\.\.\.$|^\s*\[Previous line repeated \d{1,9} more times?\]$"
 )
@@ -34,9 +38,9 @@ _TYPED = re.compile(
 )
 _AFTER_FRAMES = re.compile(rf"^({_NAME})(\({_NAME}\))?: (.*)$|^({_NAME}{_ENDINGS})$")
 _RAISE = re.compile(rf"^raise ({_NAME})\(?(.{{0,400}})")
-_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 _ENDS_MESSAGE = re.compile(
-    r"^(?:Traceback|During handling|The above exception|Process |Exception ignored|frame #"
+    r"^(?:Traceback|EngineCore |WorkerProc |AsyncLLM |During handling|The above exception|Process "
+    r"|Exception ignored|frame #"
     r"|Exception raised from|Fatal Python|Set the environment variable|\*\*\*|===|---|  File "
     r"|Error executing job|Exception in thread|\[rank|INFO|WARN|ERROR|terminate called|Aborted|Killed"
     r"|srun:|make:|wandb:)"
@@ -78,6 +82,8 @@ class TracebackReader:
             done = self.end()
             self._open, self._at = True, line
             return head == 0 or text[:head].isspace(), done
+        if text[:1] in _BOX:
+            return self._boxed(text.strip(f"{_BOX} "), line)
         frame = _FRAME.match(text) if "File" in text else None
         if frame is not None:
             return True, self._add_frame(frame, line)
@@ -91,9 +97,11 @@ class TracebackReader:
     def end(self) -> PrintedException | None:
         """Return the exception read so far, and begin anew."""
         done = None
-        if self._at is not None and (self._type or self._frames):
-            if not self._type and self._frames:
-                self._type, message = _from_code(self._frames[-1].code)
+        if self._at is not None and (self._type or self._frames or self._wrapped):
+            if not self._type:
+                code = self._frames[-1].code if self._frames else ""
+                named, message = _from_code(code)
+                self._type = named or (self._wrapped[-1] if self._wrapped else "")
                 self._message = [message] if message else []
             done = PrintedException(
                 type_name=self._type,
@@ -105,6 +113,17 @@ class TracebackReader:
         self._frames, self._wrapped, self._message = [], [], []
         self._type, self._at, self._others, self._wants_code, self._open = "", None, 0, False, False
         return done
+
+    def _boxed(self, text: str, line: Line) -> tuple[bool, PrintedException | None]:
+        frame = _BOXED_FRAME.match(text)
+        if frame is not None:
+            return True, self._add_frame(frame, line)
+        code = _BOXED_CODE.match(text)
+        if code is not None and self._frames:
+            last = self._frames[-1]
+            self._frames[-1] = Frame(last.file, last.line, last.function, code[1].strip("│ "))
+        self._wants_code = False
+        return self._open, None
 
     def _add_frame(self, frame: re.Match[str], line: Line) -> PrintedException | None:
         done = None

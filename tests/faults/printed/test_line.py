@@ -1,0 +1,102 @@
+"""Prefixes come off, and nothing else does."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayguard.faults.printed.line import MAX_LINE_CHARS, Line, peel, printable
+
+FORMS = {
+    "(WorkerDict pid=12, ip=10.0.0.3) step 4": ("WorkerDict pid=12, ip=10.0.0.3", "", "", "step 4"),
+    "\x1b[36m(WorkerDict pid=12)\x1b[0m   File": ("WorkerDict pid=12", "", "", "  File"),
+    "[36m(WorkerDict pid=12)[0m step 4": ("WorkerDict pid=12", "", "", "step 4"),
+    "(Rollout pid=1) (EngineCore_0 pid=2) ERROR 09-10 23:11:31 [core.py:700] Traceback (most recent call last):": (
+        "Rollout pid=1 EngineCore_0 pid=2",
+        "core.py:700",
+        "ERROR",
+        "Traceback (most recent call last):",
+    ),
+    "[rank1]:[E528 08:54:01.164295950 ProcessGroupGloo.cpp:145] Gloo connectFullMesh failed": (
+        "rank1",
+        "ProcessGroupGloo.cpp:145",
+        "ERROR",
+        "Gloo connectFullMesh failed",
+    ),
+    "[2022-02-07 04:22:10,942 E 1260 1261] (raylet) main.cc:12: gone": (
+        "1260 1261 raylet",
+        "main.cc:12",
+        "ERROR",
+        "gone",
+    ),
+    "2023-10-26 18:20:07 | ERROR | stderr |   File": ("", "stderr", "ERROR", "  File"),
+    "2023-10-27 10:10:44,120\tERROR worker.py:405 -- Unhandled": ("", "worker.py:405", "ERROR", "Unhandled"),
+    "INFO 02-07 04:22:10 logger.py:12] Received": ("", "logger.py:12", "INFO", "Received"),
+    "[2025-03-01 10:00:00 TP3] Scheduler hit": ("TP3", "", "", "Scheduler hit"),
+    "WARNING:root:careful": ("", "root", "WARNING", "careful"),
+    "Nov 20 18:00:00 gpu7 kernel: [12345.678901] NVRM: Xid": ("gpu7", "kernel", "", "NVRM: Xid"),
+    '{"log":"ERROR 05-11 14:20:55 [core.py:399] gone\\n","stream":"stderr"}': (
+        "",
+        "core.py:399",
+        "ERROR",
+        "gone",
+    ),
+    "2024-05-01T10:00:00.123456Z stderr F KeyError: 'x'": ("", "stderr", "", "KeyError: 'x'"),
+    "3: Traceback (most recent call last):": ("3", "", "", "Traceback (most recent call last):"),
+    "(raylet) it died [repeated 12x across cluster]": ("raylet", "", "", "it died"),
+}
+PLAIN = (
+    "ValueError: (pid=3) is no pid",
+    '  File "/a/b.py", line 3, in f',
+    "[1, 2, 3] are the sizes",
+    "12 of 13: done",
+    "(a) first, (b) second",
+    "assert x == (y)",
+)
+
+
+@pytest.mark.parametrize("raw", FORMS)
+def test_a_known_prefix_tells_whose_line_it_is(raw):
+    """Process, logger and level are read off; the text keeps its indent."""
+    line = peel(raw, 7)
+    assert (line.process, line.source, line.level, line.text) == FORMS[raw]
+    assert line.number == 7
+    assert line.prefixed
+
+
+@pytest.mark.parametrize("raw", PLAIN)
+def test_what_is_no_prefix_stays(raw):
+    """Brackets alone are no prefix."""
+    assert peel(raw) == Line(0, raw)
+
+
+def test_overwritten_progress_is_not_there_any_more():
+    """A terminal shows the last state of a bar; an error beside it counts."""
+    assert printable("  1%|  | 1/9\r  2%|  | 2/9\r") == "  2%|  | 2/9"
+    assert printable("  1%|  | 1/9\rRuntimeError: boom") == "RuntimeError: boom"
+
+
+@given(st.text())
+def test_any_text_gives_one_printable_line(raw):
+    """Never raises; nothing that a terminal would act on."""
+    line = peel(raw)
+    assert "\x1b" not in line.text or "\x1b[" not in line.text
+    assert len(line.text) <= MAX_LINE_CHARS + 3
+    assert peel(line.text).text is not None
+
+
+@pytest.mark.parametrize(
+    "unit", ["[", "(", "a ", "1:", "[0m", "\x1b[", "\r", '{"', "ERROR ", "2024-01-01 ", "(pid=", "0% |"]
+)
+def test_time_does_not_explode(unit):
+    """Twice the line takes about twice the time, at most, whatever it is made of."""
+
+    def spent(count):
+        began = time.process_time()
+        for _ in range(20):
+            peel(unit * count)
+        return time.process_time() - began
+
+    spent(10)
+    assert spent(4_000) < 12 * spent(1_000) + 0.05

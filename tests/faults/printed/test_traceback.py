@@ -1,0 +1,110 @@
+"""Exceptions in printed lines: whole, cut, wrapped, interleaved."""
+
+import pytest
+
+from rayguard.faults.printed.line import peel
+from rayguard.faults.printed.traceback import TracebackReader, exceptions_in
+
+CHAIN = """\
+Traceback (most recent call last):
+  File "/app/a.py", line 3, in load
+    return table[key]
+           ~~~~~^^^^^
+KeyError: 'x'
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/app/a.py", line 9, in <module>
+    load("x")
+  File "/app/a.py", line 5, in load
+    raise LookupError(f"no {key}") from error
+LookupError: no x
+"""
+
+
+def _read(text):
+    reader = TracebackReader()
+    found = [reader.feed(peel(raw, number))[1] for number, raw in enumerate(text.splitlines(), start=1)]
+    return [one for one in (*found, reader.end()) if one is not None]
+
+
+def test_a_chain_is_read_from_the_root():
+    """With frames, their source lines, and where each stands."""
+    root, last = _read(CHAIN)
+    assert (root.type_name, root.message, root.line.number) == ("KeyError", "'x'", 5)
+    assert [(frame.line, frame.code) for frame in root.frames] == [(3, "return table[key]")]
+    assert (last.type_name, last.message, last.line.number) == ("LookupError", "no x", 14)
+    assert [frame.function for frame in last.frames] == ["<module>", "load"]
+
+
+def test_a_ray_error_carries_the_real_one():
+    """The frames of the driver are dropped; the task's own exception counts."""
+    (one,) = _read("""\
+Traceback (most recent call last):
+  File "/app/main.py", line 97, in <module>
+    main()
+ray.exceptions.RayTaskError(AssertionError): ray::main_task() (pid=20133, ip=10.0.0.2)
+  File "/app/protocol.py", line 506, in chunk
+AssertionError: only support equal chunk.
+""")
+    assert (one.type_name, one.message) == ("AssertionError", "only support equal chunk.")
+    assert set(one.wrapped) == {"ray.exceptions.RayTaskError", "AssertionError"}
+    assert [frame.function for frame in one.frames] == ["chunk"]
+
+
+@pytest.mark.parametrize(
+    ("text", "type_name", "message"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory.", "torch.OutOfMemoryError", "CUDA out of memory."),
+        ('  File "/a.py", line 3, in f\n    assert x > 0', "AssertionError", ""),
+        ('  File "/a.py", line 3, in f\n    raise ValueError("no")', "ValueError", "no"),
+        ('  File "/a.py", line 3, in f\n    g()\nmy_errors.Broken: bad', "my_errors.Broken", "bad"),
+        ("AssertionError", "AssertionError", ""),
+    ],
+)
+def test_a_cut_traceback_is_still_an_exception(text, type_name, message):
+    """Without its head, its last line, or all of its frames."""
+    (one,) = _read(text)
+    assert (one.type_name, one.message) == (type_name, message)
+
+
+def test_a_message_goes_on_over_lines_until_something_else_begins():
+    """Pydantic and torch write several."""
+    one, other = _read("""\
+pydantic_core.ValidationError: 1 validation error for EngineArgs
+  Value error, max_model_len is too long [type=value_error]
+Traceback (most recent call last):
+  File "/a.py", line 1, in f
+KeyError: 1
+""")
+    assert one.message.splitlines()[1] == "Value error, max_model_len is too long [type=value_error]"
+    assert other.type_name == "KeyError"
+
+
+def test_a_few_foreign_lines_do_not_break_a_traceback():
+    """A thread of the same process may print between its lines."""
+    (one,) = _read("""\
+Traceback (most recent call last):
+  File "/a.py", line 1, in f
+    g()
+step 12 done
+  File "/a.py", line 2, in g
+    h()
+KeyError: 1
+""")
+    assert [frame.line for frame in one.frames] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "text", ["all is well", "  File not found", "Traceback of packets", "warning: slow", ""]
+)
+def test_ordinary_lines_are_no_exception(text):
+    """Words alone do not make one."""
+    assert _read(text) == []
+
+
+def test_the_text_of_a_wrapper_gives_the_chain_in_it():
+    """Ray's message holds what the exception itself lost on its way."""
+    assert [one.type_name for one in exceptions_in("ray::f()\n" + CHAIN)] == ["KeyError", "LookupError"]
+    assert exceptions_in("nothing in it") == ()

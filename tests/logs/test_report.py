@@ -1,0 +1,132 @@
+"""The earliest cause among many processes, what followed from it, and that nothing upsets it."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayguard.faults.diagnosis import Kind
+from rayguard.logs.report import diagnose_text
+
+CASCADE = """\
+(Rollout pid=7) INFO 11-02 10:00:00 [loggers.py:236] Engine 000: Avg prompt throughput: 12.0 tokens/s
+(Trainer pid=9) Training Progress:  12%|#   | 12/100
+(EngineCore_0 pid=8) ERROR 11-02 10:00:01 [core.py:700] Traceback (most recent call last):
+(Trainer pid=9) step:12 - actor/entropy_loss:0.4
+(EngineCore_0 pid=8) ERROR 11-02 10:00:01 [core.py:700]   File "/opt/env/lib/python3.12/site-packages/vllm/v1/engine/core.py", line 667, in step
+(EngineCore_0 pid=8) ERROR 11-02 10:00:01 [core.py:700]     scheduler_output = self.scheduler.schedule()
+(Rollout pid=7) Traceback (most recent call last):
+(Rollout pid=7)   File "/opt/env/lib/python3.12/site-packages/vllm/v1/engine/async_llm.py", line 392, in generate
+(EngineCore_0 pid=8) ERROR 11-02 10:00:01 [core.py:700]   File "/opt/env/lib/python3.12/site-packages/vllm/v1/core/sched/scheduler.py", line 1407, in schedule
+(EngineCore_0 pid=8) ERROR 11-02 10:00:01 [core.py:700]     assert token_budget >= 0
+(EngineCore_0 pid=8) ERROR 11-02 10:00:01 [core.py:700] AssertionError
+(Rollout pid=7) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.
+ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+ConnectionRefusedError: [Errno 111] Connection refused
+"""
+
+
+def test_the_earliest_cause_is_named_and_the_rest_are_consequences():
+    """Scheduler assertion, dead engine, dead actor, refused connection: interleaved as Ray prints them."""
+    found = diagnose_text(CASCADE)
+    assert found.diagnosis.kind is Kind.SCHEDULER_ASSERTION
+    assert found.evidence[0].line == 11
+    assert "assert token_budget >= 0" in found.diagnosis.cause
+    assert [one.kind for one in found.consequences] == [
+        Kind.ENGINE_DEAD,
+        Kind.ACTOR_DIED,
+        Kind.ACTOR_UNAVAILABLE,
+    ]
+
+
+def test_two_causes_are_both_named():
+    """The first is to be treated first; the answer is less sure of itself."""
+    alone = diagnose_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+    both = diagnose_text(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+        "OSError: [Errno 28] No space left on device: '/ckpt/step_4'"
+    )
+    assert both.diagnosis.kind is alone.diagnosis.kind is Kind.CUDA_OOM
+    assert [one.kind for one in both.others] == [Kind.DISK_FULL]
+    assert both.diagnosis.confidence < alone.diagnosis.confidence
+
+
+def test_what_is_not_known_is_said_to_be_unknown_with_the_most_telling_lines():
+    """No evidence, no verdict."""
+    found = diagnose_text("step 1\nMyOddError: the frobnicator is out of juice\nstep 2")
+    assert found.diagnosis.kind is Kind.UNKNOWN
+    assert found.diagnosis.confidence == 0.0
+    assert [one.line for one in found.evidence] == [2]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "all is well\n" * 50, "[2024-01-01 10:00:00] step 4 done"])
+def test_a_healthy_text_is_unknown(text):
+    """No failure is invented."""
+    assert diagnose_text(text).diagnosis.kind is Kind.UNKNOWN
+
+
+@given(st.text(st.characters(), max_size=400))
+@settings(deadline=None)
+def test_any_text_has_a_verdict(text):
+    """Never raises."""
+    assert diagnose_text(text).diagnosis.kind in Kind
+
+
+WORDS = st.sampled_from(
+    [
+        "Traceback (most recent call last):",
+        '  File "/a.py", line 3, in f',
+        "    raise ValueError",
+        "KeyError: 1",
+        "ray::f()",
+        "ray.exceptions.RayTaskError(KeyError): ray::f()",
+        "(A pid=1) ",
+        "\x1b[31m",
+        "\r",
+        "",
+        "CUDA out of memory",
+        "  ^^^",
+        "During handling of the above exception, another exception occurred:",
+        "[rank0]: ",
+        "AssertionError",
+        "\x00\ud800",
+        "│ /a.py:3 in f │",
+    ]
+)
+
+
+@given(st.lists(WORDS, max_size=40))
+@settings(deadline=None)
+def test_any_order_of_a_tracebacks_lines_has_a_verdict(lines):
+    """Cut, doubled, shuffled."""
+    found = diagnose_text("\n".join(lines))
+    assert 0.0 <= found.diagnosis.confidence <= 1.0
+    assert all(1 <= one.line <= len(lines) for one in found.evidence)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "KeyError: 1\n",
+        '  File "/a.py", line 3, in f\n',
+        "(A pid={n}) x\n",
+        "CUDA out of memory " * 20 + "\n",
+        "{n}: Traceback\n",
+    ],
+)
+def test_time_grows_with_the_text_and_not_faster(unit):
+    """Four times the lines take about four times as long."""
+
+    def spent(count):
+        text = "".join(unit.replace("{n}", str(n)) for n in range(count))
+        return min(_seconds(text) for _ in range(3))
+
+    spent(50)
+    assert spent(4_000) < 8 * spent(1_000) + 0.1
+
+
+def _seconds(text):
+    began = time.process_time()
+    diagnose_text(text)
+    return time.process_time() - began
