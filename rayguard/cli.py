@@ -1,6 +1,7 @@
-"""The ``rayguard`` command: reads what guarded processes left on this machine, during a job and after it.
+"""The ``rayguard`` command: reads what guarded processes left on this machine, and what any process printed.
 
-Commands only: finding, filtering, exit codes. How things look is ``rayguard.cli_views``. Starts no Ray and
+Commands only: finding, filtering, exit codes. How things look is ``rayguard.cli_views``; the commands that
+read logs are ``rayguard.cli_diagnose`` and ``rayguard.cli_catalog``. Starts no Ray and
 loads no torch, so that it answers at once; even its own heavier imports wait until a command needs them.
 """
 
@@ -9,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from difflib import get_close_matches
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rayguard.cli_catalog import catalog, known_kind
+from rayguard.cli_diagnose import diagnose
 from rayguard.errors import ConfigError
-from rayguard.faults.diagnosis import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,8 @@ _FOLLOWED = 10  # incidents that --follow shows before the new ones, as journalc
 
 app = typer.Typer(
     name="rayguard",
-    help="See what rayguard saw and did on this machine.\n\nExample: `rayguard incidents --last 5`",
+    help="See what rayguard saw and did on this machine, and what any log says of a failure.\n\n"
+    "Examples: `rayguard incidents --last 5`, `rayguard diagnose train.log`",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -59,13 +61,8 @@ def _root(
     pass
 
 
-def _known_kind(kind: str | None) -> str | None:
-    kinds = [known.value for known in Kind]
-    if kind is None or kind in kinds:
-        return kind
-    close = get_close_matches(kind, kinds, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(kinds)}"
-    raise typer.BadParameter(f"{kind!r} is no kind of incident; {hint}")
+app.command()(diagnose)
+app.add_typer(catalog, name="catalog")
 
 
 @app.command()
@@ -76,7 +73,7 @@ def incidents(  # noqa: PLR0913 - one option each
     *,
     last: Annotated[int | None, typer.Option(min=1, help="Only the newest N.", metavar="N")] = None,
     kind: Annotated[
-        str | None, typer.Option(callback=_known_kind, help="Only this kind, e.g. engine_hang.", metavar="K")
+        str | None, typer.Option(callback=known_kind, help="Only this kind, e.g. engine_hang.", metavar="K")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new ones as they come.")] = False,
     as_json: Annotated[

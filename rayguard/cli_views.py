@@ -115,8 +115,8 @@ def _where(incident: Incident) -> str:
 
 def _came_of(incident: Incident) -> str:
     took = "" if incident.recover_s is None else f" in {incident.recover_s:.1f} s"
-    tokens = f"\n{incident.tokens_saved} tokens saved, {incident.tokens_lost} lost"
-    return incident.outcome.value + took + (tokens if incident.tokens_saved or incident.tokens_lost else "")
+    tokens = f"\ntokens: {incident.tokens_told}" if incident.tokens_saved or incident.tokens_lost != 0 else ""
+    return incident.outcome.value + took + tokens
 
 
 def _facts(incident: Incident) -> Iterator[tuple[str, str]]:
@@ -129,7 +129,8 @@ def _facts(incident: Incident) -> Iterator[tuple[str, str]]:
         yield "safe settings", _line(", ".join(incident.settings))
     if incident.requests:
         yield "interrupted", f"{incident.requests} requests"
-        yield "tokens", f"{incident.tokens_saved} saved, {incident.tokens_lost} lost"
+    if incident.requests or incident.tokens_lost is None:
+        yield "tokens", incident.tokens_told
     yield "process", f"{incident.pid} on {_line(incident.node) or 'this node'}"
     yield "engine", f"epoch {incident.epoch}, rung {incident.rung}"
     if incident.actor_id:

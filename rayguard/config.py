@@ -57,6 +57,15 @@ def _absolute(value: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
+def _absolute_each(value: Any) -> Any:
+    """Make paths absolute; several are joined as in PATH, or given as a list."""
+    if isinstance(value, (str, Path)):
+        value = str(value).split(os.pathsep)
+    if not isinstance(value, (list, tuple)):
+        return value
+    return os.pathsep.join(str(_absolute(path)) for path in value if path != "")
+
+
 class Settings(BaseSettings):
     """The settings of one process; ``Settings(metrics_port=0)`` or ``RAYGUARD_METRICS_PORT=0``.
 
@@ -72,6 +81,12 @@ class Settings(BaseSettings):
     metrics_address: str = Field(default="127.0.0.1", min_length=1)
     journal_max_bytes: int = Field(default=8 << 20, ge=4_096)
     journal_keep: int = Field(default=4, ge=1, le=1_000)
+    catalog: Annotated[str, BeforeValidator(_absolute_each)] = ""
+
+    @property
+    def catalogs(self) -> tuple[Path, ...]:
+        """The user's own catalog files (``RAYGUARD_CATALOG=one.yaml:two.yaml``), the last one asked first."""
+        return tuple(Path(path) for path in self.catalog.split(os.pathsep) if path)
 
     def __init__(self, **arguments: Any) -> None:
         """Take ``arguments`` first; pydantic's report becomes one sentence for each mistake."""

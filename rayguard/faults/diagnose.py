@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rayguard.faults.catalog import Catalog, default_catalog
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
 from rayguard.faults.signature import Tier
+from rayguard.faults.users import catalog_in_use
 from rayguard.faults.witness import Said, Source, Witness, witnesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from rayguard.faults.catalog import Catalog
     from rayguard.faults.fault import Fault
     from rayguard.faults.signature import Match
 
@@ -32,7 +33,7 @@ _NEARNESS = {
 
 
 def diagnose(fault: Fault, catalog: Catalog | None = None) -> Diagnosis:
-    """Return what ``fault`` is, in the words of ``catalog`` (by default the one that ships with rayguard).
+    """Return what ``fault`` is, in the words of ``catalog`` (by default ours with the user's additions).
 
     The witness nearest to the root cause decides, if any signature names it a cause; effects ("the engine is
     dead") are asked only where no cause is known, and then a process that ended, or stopped, says more
@@ -40,7 +41,7 @@ def diagnose(fault: Fault, catalog: Catalog | None = None) -> Diagnosis:
     """
     seen = witnesses(fault)
     said = Said(seen)
-    index = (default_catalog() if catalog is None else catalog).index
+    index = (catalog_in_use() if catalog is None else catalog).index
     matches = [match for match in (index.best(witness, said) for witness in seen) if match is not None]
     match = first(matches, key=lambda match: _NEARNESS[match.tier].index(match.witness.source))
     return unknown(seen) if match is None else verdict(match)

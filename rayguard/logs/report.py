@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rayguard.faults.catalog import default_catalog
 from rayguard.faults.diagnose import first, unknown, verdict
 from rayguard.faults.printed.line import Line, peel
 from rayguard.faults.signature import Tier
+from rayguard.faults.users import catalog_in_use
 from rayguard.faults.witness import Said
 from rayguard.logs.text import Reader
 
@@ -56,7 +56,7 @@ def diagnose_text(text: str, catalog: Catalog | None = None) -> Report:
 
 def diagnose_lines(lines: Iterable[Line], catalog: Catalog | None = None) -> Report:
     """Return what ``lines`` say."""
-    catalog = default_catalog() if catalog is None else catalog
+    catalog = catalog_in_use() if catalog is None else catalog
     return report(tuple(Reader(catalog).read(lines)), catalog)
 
 
@@ -69,22 +69,23 @@ def report(seen: tuple[Witness, ...], catalog: Catalog) -> Report:
     if best is None:
         return _unknown(seen)
     diagnosis = verdict(best)
-    rivals = _rivals(best, matches)
+    rivals = [match for match in matches if _is_rival(match, best)]
     if rivals:
         diagnosis = replace(diagnosis, confidence=min(diagnosis.confidence, RIVAL_CONFIDENCE))
     return Report(
         diagnosis=diagnosis,
         evidence=(_evidence(best),),
         consequences=_distinct(
-            match for match in matches if match.witness.line > best.witness.line and match not in rivals
+            match
+            for match in matches
+            if match.witness.line > best.witness.line and not _is_rival(match, best)
         ),
         others=_distinct(rivals),
     )
 
 
-def _rivals(best: Match, matches: list[Match]) -> list[Match]:
-    kind = best.signature.kind
-    return [match for match in matches if match.tier is Tier.CAUSE and match.signature.kind is not kind]
+def _is_rival(match: Match, best: Match) -> bool:
+    return match.tier is Tier.CAUSE and match.signature.kind is not best.signature.kind
 
 
 def _distinct(matches: Iterable[Match]) -> tuple[Evidence, ...]:

@@ -87,7 +87,7 @@ class Reader:
 
 
 def _is_wrapped(before: Line, line: Line) -> bool:
-    return len(before.text) >= _MIN_WIDTH and not line.prefixed and line.number == before.number + 1
+    return before.width >= _MIN_WIDTH and not line.prefixed and line.number == before.number + 1
 
 
 def _ended(reader: TracebackReader) -> Iterator[Witness]:

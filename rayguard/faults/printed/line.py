@@ -38,6 +38,7 @@ class Line:
     source: str = ""  # the logger's "core.py:399", where it names itself
     level: str = ""
     prefixed: bool = False
+    width: int = 0  # with its prefixes, as a terminal counted it
     times: int = 1  # "[repeated 12x across cluster]"
 
     @property
@@ -49,7 +50,7 @@ class Line:
 def peel(raw: str, number: int = 0) -> Line:
     """Return the line within ``raw``, which may be anything."""
     text = _unquoted(printable(raw))
-    times = 1
+    times, width = 1, len(text)
     if "[repeated " in text:
         text, times = _counted(text)
     if text.startswith('{"'):
@@ -66,7 +67,9 @@ def peel(raw: str, number: int = 0) -> Line:
         who += [told[key].strip("[]() ") for key in ("who", "role") if told.get(key)]
         source = told.get("source") or told.get("source2") or source
         level = told.get("level") or level
-    return Line(number, text, " ".join(who), source.rstrip(":"), _BY_LETTER.get(level, level), taken, times)
+    return Line(
+        number, text, " ".join(who), source.rstrip(":"), _BY_LETTER.get(level, level), taken, width, times
+    )
 
 
 def printable(raw: str) -> str:

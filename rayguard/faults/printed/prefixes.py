@@ -31,6 +31,8 @@ _FORMS = (
     r"(?P<who>\[Rank \d{1,6}\]) ?(?=\[|Traceback|  File)",
     rf"(?P<who>\d{{1,5}}): {_TALKS}",
     rf"(?P<who>{_MACHINE}): (?=\S|  )",
+    # grep -n
+    r"\d{1,9}:(?=\[\d{4}-)",
     # kubectl logs --prefix, docker compose
     r"(?P<who>\[pod/[\w./\-]{1,200}\]) ?",
     r"(?P<who>[\w.\-]{1,60}?)\s{1,20}\| (?=Traceback|  File|\[|[A-Z]{4,8}[ :]|\d{4}-)",

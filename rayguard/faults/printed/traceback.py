@@ -19,6 +19,7 @@ MAX_MESSAGE_CHARS = 3_000
 _MAX_OTHER_LINES = 6  # of the same process, within a traceback
 
 _BOX = "│╭╰"
+_IGNORED = "Exception ignored in"
 _HEAD = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s{0,40}\|?\s{0,8}File "([^"]{1,400})",? line (\d{1,9})(?:,? in (.{1,200}))?')
 # As rich and typer print it, in a box: a frame, and its line of code.
@@ -34,7 +35,8 @@ _ENDINGS = (
 )
 # What torch.OutOfMemoryError, RayTaskError(ValueError) and a bare AssertionError look like.
 _TYPED = re.compile(
-    rf"^(?:\w{{1,40}} )?({_NAME}{_ENDINGS}|[a-z_][\w.]{{0,120}}\.[A-Z]\w{{2,80}})(\({_NAME}\))?(?:: ?(.*))?$"
+    rf"^(?:\w{{1,40}} )?(Exception|{_NAME}{_ENDINGS}|[a-z_][\w.]{{0,120}}\.[A-Z]\w{{2,80}})"
+    rf"(\({_NAME}\))?(?:: ?(.*))?$"
 )
 _AFTER_FRAMES = re.compile(rf"^({_NAME})(\({_NAME}\))?: (.*)$|^({_NAME}{_ENDINGS})$")
 _RAISE = re.compile(rf"^raise ({_NAME})\(?(.{{0,400}})")
@@ -72,15 +74,21 @@ class TracebackReader:
     _at: Line | None = None  # the line that names the type; the last frame's until it is seen
     _others: int = 0
     _wants_code: bool = False
+    _ignored: bool = False  # Python said "Exception ignored in", of a destructor
     _open: bool = False  # a head or a frame was seen, and no type yet
 
     def feed(self, line: Line) -> tuple[bool, PrintedException | None]:
         """Return whether ``line`` is part of a traceback, and the earlier exception that it completes."""
         text = line.text
+        if text.startswith(_IGNORED):
+            done = self.end()
+            self._ignored = True
+            return True, done
         head = text.find(_HEAD)
         if head >= 0:
+            ignored = self._ignored and self._at is None
             done = self.end()
-            self._open, self._at = True, line
+            self._open, self._at, self._ignored = True, line, ignored
             return head == 0 or text[:head].isspace(), done
         if text[:1] in _BOX:
             return self._boxed(text.strip(f"{_BOX} "), line)
@@ -89,15 +97,12 @@ class TracebackReader:
             return True, self._add_frame(frame, line)
         if self._open:
             return self._within(line)
-        if self._type and self._continues(line):
-            self._message.append(text.strip())
-            return False, None  # also looked at by itself: it may be somebody else's line
-        return self._begin(line)
+        return self._after(line)
 
     def end(self) -> PrintedException | None:
         """Return the exception read so far, and begin anew."""
         done = None
-        if self._at is not None and (self._type or self._frames or self._wrapped):
+        if self._at is not None and not self._ignored and (self._type or self._frames or self._wrapped):
             if not self._type:
                 code = self._frames[-1].code if self._frames else ""
                 named, message = _from_code(code)
@@ -112,6 +117,7 @@ class TracebackReader:
             )
         self._frames, self._wrapped, self._message = [], [], []
         self._type, self._at, self._others, self._wants_code, self._open = "", None, 0, False, False
+        self._ignored = False
         return done
 
     def _boxed(self, text: str, line: Line) -> tuple[bool, PrintedException | None]:
@@ -167,6 +173,12 @@ class TracebackReader:
         if inner:
             self._wrapped.append(inner)
         return True, None
+
+    def _after(self, line: Line) -> tuple[bool, PrintedException | None]:
+        if self._type and self._continues(line):
+            self._message.append(line.text.strip())
+            return False, None  # also looked at by itself: it may be somebody else's line
+        return self._begin(line)
 
     def _begin(self, line: Line) -> tuple[bool, PrintedException | None]:
         """Begin with a line that names an exception; its frames were cut off, or stood in another process."""

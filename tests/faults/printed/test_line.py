@@ -68,7 +68,7 @@ def test_a_known_prefix_tells_whose_line_it_is(raw):
 @pytest.mark.parametrize("raw", PLAIN)
 def test_what_is_no_prefix_stays(raw):
     """Brackets alone are no prefix."""
-    assert peel(raw) == Line(0, raw)
+    assert peel(raw) == Line(0, raw, width=len(raw))
 
 
 def test_overwritten_progress_is_not_there_any_more():

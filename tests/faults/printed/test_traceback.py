@@ -108,3 +108,39 @@ def test_the_text_of_a_wrapper_gives_the_chain_in_it():
     """Ray's message holds what the exception itself lost on its way."""
     assert [one.type_name for one in exceptions_in("ray::f()\n" + CHAIN)] == ["KeyError", "LookupError"]
     assert exceptions_in("nothing in it") == ()
+
+
+def test_what_python_ignored_is_ignored():
+    """A destructor that fails at exit is no failure of the job."""
+    (one,) = _read("""\
+Exception ignored in: <function LLM.__del__ at 0x7f>
+Traceback (most recent call last):
+  File "/a.py", line 1, in __del__
+    self.close()
+AttributeError: 'NoneType' object has no attribute 'close'
+Traceback (most recent call last):
+  File "/a.py", line 9, in main
+    run()
+KeyError: 1
+""")
+    assert one.type_name == "KeyError"
+
+
+def test_a_box_round_a_traceback_is_taken_off():
+    """As rich and typer draw it."""
+    (one,) = _read("""\
+╭───────────── Traceback (most recent call last) ─────────────╮
+│ /app/a.py:12 in main                                         │
+│                                                              │
+│   11 │   x = 1                                               │
+│ ❱ 12 │   assert x == 2                                       │
+│   13 │                                                       │
+╰──────────────────────────────────────────────────────────────╯
+AssertionError
+""")
+    (frame,) = one.frames
+    assert (one.type_name, str(frame), frame.code) == (
+        "AssertionError",
+        "/app/a.py:12 in main",
+        "assert x == 2",
+    )
