@@ -105,7 +105,7 @@ def _cells(number: int, one: Joined) -> tuple[str, ...]:
         incident.remedy.replace("_", " ").replace("+", " + "),
         "?" if one.detect_s is None else f"{one.detect_s:.2f} s",
         "?" if incident.recover_s is None else f"{incident.recover_s:.1f} s",
-        f"{incident.tokens_saved}, {incident.tokens_lost} lost",
+        incident.tokens_told,
     )
 
 

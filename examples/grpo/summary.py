@@ -52,7 +52,7 @@ def _row(joined: Joined) -> list[RenderableType]:
         (f"\n{incident.remedy.replace('+', ' + ')}: {incident.outcome.value}", "green"),
     )
     costs = (_seconds(joined.detect_s), _seconds(incident.recover_s))
-    return [step, story, *costs, str(incident.tokens_saved), str(incident.tokens_lost)]
+    return [step, story, *costs, str(incident.tokens_saved), _count(incident.tokens_lost)]
 
 
 def _numbers(history: History) -> Text:
@@ -81,6 +81,10 @@ def _verdict(found: list[str]) -> list[Text]:
 def brief(text: str) -> str:
     """Return ``text`` on one line, with only the last two parts of each path."""
     return _PATH.sub(r"\1", " ".join(text.split()))
+
+
+def _count(value: int | None) -> str:
+    return "–" if value is None else str(value)  # noqa: RUF001 - a dash for what nobody knows
 
 
 def _seconds(value: float | None) -> str:

@@ -169,7 +169,8 @@ def _incident_line(incident: Incident, where: str) -> Text:
 
 def _cure_line(incident: Incident, where: str) -> Text:
     took = "" if incident.recover_s is None else f" in {incident.recover_s:.1f} s"
-    kept = f", {incident.tokens_saved} tokens kept, {incident.tokens_lost} lost" if incident.requests else ""
+    known = incident.requests or incident.tokens_lost is None
+    kept = f", tokens: {incident.tokens_told}" if known else ""
     came = f"{where}: {incident.remedy.replace('+', ' + ')}: {incident.outcome.value}{took}{kept}"
     style = "green" if incident.outcome is Outcome.RECOVERED else "red"
     return Text.assemble(("closed ", style), came)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rayguard.recovery.harmless import harmless
@@ -18,6 +21,9 @@ _VERSION = 1
 _MAX_BYTES = 256 << 10  # the table lives in the memory of Ray's control process
 _DEADLINE_S = 2.0  # without it a call to a control process that is down waits for a minute
 _ENDLESS = -1
+_TAIL_BYTES = 64 << 10
+_EXIT_CODE = re.compile(r"\bexit code (\d+)")
+_CRASHED = re.compile(rb"\*\*\* (SIG[A-Z]+) received at time=")  # written by Ray's own signal handler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +91,16 @@ def actor_row(actor_id: Any) -> Any | None:
 
 @dataclass(frozen=True, slots=True)
 class PastDeath:
-    """How the process of the life before this one ended, as Ray saw it."""
+    """How the process of the life before this one ended, as Ray saw it.
+
+    ``exitcode`` is as in ``multiprocessing``. Ray's own word has one only for an end that it asked for; a
+    crash stands in the worker's log; after SIGKILL and ``os._exit`` nobody can tell (None).
+    """
 
     pid: int
     at: float  # wall clock, seconds
     how: str
+    exitcode: int | None = None
 
     @classmethod
     def before_this(cls) -> PastDeath | None:
@@ -111,7 +122,23 @@ class PastDeath:
         kind = common_pb2.WorkerExitType.Name(dead.exit_type)
         # Ray goes on to guess ("killed by the OOM killer", "SIGSEGV"): guesses are no evidence.
         detail = dead.exit_detail.partition(" Some common causes include")[0]
-        return cls(pid=dead.pid, at=dead.end_time_ms / 1000, how=f"{kind}: {detail}")
+        said = _EXIT_CODE.search(detail)
+        code = int(said.group(1)) if said else _crash(earlier[-1].worker_id.hex(), dead.pid)
+        return cls(pid=dead.pid, at=dead.end_time_ms / 1000, how=f"{kind}: {detail}", exitcode=code)
+
+
+def _crash(worker_id: str, pid: int) -> int | None:
+    """Return the signal (negative) that a worker of this node wrote of as it died, None if it wrote none."""
+    with harmless("last words"):
+        from ray._private import worker  # noqa: PLC0415 - only where Ray runs
+
+        for file in Path(worker._global_node.get_logs_dir_path()).glob(f"worker-{worker_id}-*-{pid}.err"):  # noqa: SLF001
+            with file.open("rb") as opened:
+                opened.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+                found = _CRASHED.findall(opened.read(_TAIL_BYTES))
+            if found:
+                return -signal.Signals[found[-1].decode()].value
+    return None
 
 
 class ActorMemory:

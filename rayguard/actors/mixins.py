@@ -147,6 +147,7 @@ def _use(slot: EngineSupervisor, use: Callable[[Any], T]) -> T:
 
 
 async def _use_async(slot: EngineSupervisor, use: Callable[[Any], Any]) -> Any:
+    slot.maintain()
     while True:
         engine = await _ready(slot)
         try:
@@ -156,7 +157,8 @@ async def _use_async(slot: EngineSupervisor, use: Callable[[Any], Any]) -> Any:
             recovery = await asyncio.to_thread(slot.failed, error, engine)
             if recovery is None:
                 raise
-            await asyncio.shield(asyncio.wrap_future(recovery))
+            # Shielded: a caller that is cancelled must not cancel the recovery that others wait for.
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(recovery)), slot.patience_s)
 
 
 async def _update_async(slot: EngineSupervisor) -> str:
@@ -167,12 +169,12 @@ async def _update_async(slot: EngineSupervisor) -> str:
 
 async def _ready(slot: EngineSupervisor) -> Engine:
     """Return the engine once it serves with the current weights; never blocks the loop."""
-    if not slot.serving or slot.weights_pending:
+    while (ready := slot.ready) is None:  # by the time a wait is over the next recovery may have begun
         engine = await asyncio.to_thread(slot.engine, slot.patience_s)
         if slot.weights_pending:
             _bind(engine)
             await asyncio.to_thread(slot.bring_weights)
-    return slot.engine(0.0)
+    return ready
 
 
 def _bind(engine: Engine) -> None:

@@ -42,6 +42,20 @@ def show(life: Incarnation, name: str) -> None:
             _page.start()
 
 
+def last_page(pid: int, died_at: float) -> tuple[str, ...]:
+    """Return what a dead process of this node said last of its engines: up to a second before its end."""
+    from rayguard.config import Settings  # noqa: PLC0415
+    from rayguard.recovery.status import read_pages  # noqa: PLC0415
+
+    pages = [page for page in read_pages(Settings().home) if page.pid == pid and not page.alive]
+    return tuple(
+        f"{max(0.0, died_at - page.at):.1f} s before the end {engine.name} had {engine.requests_running} "
+        f"requests running and had generated {engine.tokens_generated} tokens"
+        for page in pages[:1]
+        for engine in page.engines
+    )
+
+
 def refresh() -> None:
     """Publish at once what has changed."""
     if _page is not None:

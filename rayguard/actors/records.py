@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,25 +38,14 @@ def opened(
     fault: Fault, diagnosis: Diagnosis, remedy: Remedy, *, target: str, incarnation: Incarnation
 ) -> Incident:
     """Return the incident of ``fault``, still open."""
-    from rayguard.faults.diagnose import consequences  # noqa: PLC0415 - see `diagnosed`
-
-    return Incident(
-        id=uuid.uuid4().hex[:12],
-        kind=diagnosis.kind.value,
-        scope=diagnosis.scope.value,
-        cause=diagnosis.cause,
-        signature=diagnosis.signature,
-        confidence=diagnosis.confidence,
-        evidence=diagnosis.evidence,
-        consequences=consequences(fault, diagnosis),
-        advice=diagnosis.advice,
+    return replace(
+        Incident.of(fault, diagnosis),
         target=target,
         actor_id=incarnation.actor_id,
         job_id=incarnation.job_id,
         node=incarnation.node_id,
         pid=incarnation.pid,
         incarnation=incarnation.number,
-        detected_at=fault.at,
         remedy=remedy.label,
         notes=(remedy.reason,) if remedy.reason else (),
     )

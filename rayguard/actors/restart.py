@@ -22,9 +22,10 @@ from rayguard.actors.incarnation import (
     this_actor,
 )
 from rayguard.actors.options import Guarding, mark_of
+from rayguard.actors.presence import last_page
 from rayguard.errors import GaveUpError
 from rayguard.faults.diagnosis import Kind, Scope
-from rayguard.faults.fault import Fault, ProcessExit
+from rayguard.faults.fault import Fault, ProcessExit, Role
 from rayguard.recovery.harmless import harmless
 from rayguard.recovery.incident import Incident, Outcome, attach
 from rayguard.recovery.remedy import Action, Remedy
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _PART = "process"
 _DEATH_OF_CHILDREN_S = 1.0
+_GONE = "exit code unknown"  # what a verdict quotes of an exit that nobody can explain
 _RESTART = Remedy(action=Action.RESTART_PROCESS)
 _ADVICE = (
     "read `rayguard incidents` and the actor's log for what ends it; when such deaths are to be expected, "
@@ -192,21 +194,28 @@ def _enter(instance: object) -> None:
 
 def _incident(word: dict[str, Any], target: str, mark: Guarding) -> Incident:
     """Return the incident that ended the last life: the one it left word of, else what Ray knows."""
+    # What ran in its engine is known to nobody: the count died with the process.
+    lost = None if mark.role is Role.ROLLOUT else 0
     if word.get("incident"):
-        return Incident.from_json(word["incident"])
+        return replace(Incident.from_json(word["incident"]), tokens_lost=lost)
     death = PastDeath.before_this() or PastDeath(0, time.time(), "Ray no longer knows how it ended")
-    exits = (ProcessExit(role=mark.role, pid=death.pid, at=death.at),)
+    exits = (ProcessExit(role=mark.role, pid=death.pid, exitcode=death.exitcode, at=death.at),)
     fault = Fault(role=mark.role, exits=exits, log=(death.how,), at=death.at)
     diagnosis = _of_a_process(records.diagnosed(fault), death)
     incident = records.opened(fault, diagnosis, _RESTART, target=target, incarnation=standing.incarnation)
-    return replace(incident, pid=death.pid, incarnation=standing.incarnation.number - 1)
+    with harmless("status"):
+        incident = replace(incident, notes=(*incident.notes, *last_page(death.pid, death.at)))
+    return replace(incident, pid=death.pid, incarnation=standing.incarnation.number - 1, tokens_lost=lost)
 
 
 def _of_a_process(diagnosis: Diagnosis, death: PastDeath) -> Diagnosis:
-    """Return the verdict on a death that no signature knows: the process died, and this is what Ray said."""
-    if diagnosis.kind is not Kind.UNKNOWN:
+    """Return the verdict on a death; where it knows only that the process is gone, with Ray's word of it."""
+    if diagnosis.kind is not Kind.UNKNOWN and (death.exitcode is not None or _GONE not in diagnosis.cause):
         return diagnosis
-    cause = f"the actor's process {death.pid} died ({death.how})"
+    how = "died without a word: by SIGKILL (also of the kernel, out of memory) or os._exit"
+    if death.exitcode is not None:
+        how = f"ended with exit code {death.exitcode}"
+    cause = f"the actor's process {death.pid} {how}; {death.how}"
     return replace(diagnosis, kind=Kind.ACTOR_DIED, scope=Scope.PROCESS, cause=cause, evidence=(death.how,))
 
 

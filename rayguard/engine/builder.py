@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     Report = Callable[[Exception, Any], Future[None]]
 
 _PRELOAD_S = 60.0  # a preload takes about 10 s; past this, vLLM's own start is as good
-_PATIENCE_S = 6 * 3600.0  # a recovery ends by its own deadlines and budget; this only bounds a bug in it
 _ONE_BUILD = threading.Lock()  # the environment and vLLM's start method are the process's
 
 
@@ -48,6 +47,7 @@ class EngineBuilder:
         *,
         records: Path,
         prefork: PreforkServer | None,
+        patience_s: float,
     ) -> None:
         if not callable(recipe):
             raise ConfigError(f"build_engine must be a function of the settings, got {recipe!r}")
@@ -56,6 +56,7 @@ class EngineBuilder:
         self._recipe = recipe
         self._report = report
         self._prefork = prefork
+        self._patience_s = patience_s
         self._facts: Mapping[str, Any] = {}
         self._accepted: frozenset[str] | None = None
         self._base: dict[str, Any] | None = None
@@ -137,7 +138,7 @@ class EngineBuilder:
                     built,
                     self._report,
                     mark=self.mark,
-                    patience_s=_PATIENCE_S,
+                    patience_s=self._patience_s,
                     predecessor=predecessor,
                 )
         self.close()  # the prefork server has vLLM imported, which this engine is not

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # vllm/v1/executor/multiproc_executor.py: the core names the worker's exit code, which only it can wait for.
 _LAST_WORDS_S = 1.0  # spent only while somebody ended and nobody has said how
-_WORKER_EXIT = re.compile(r"died unexpectedly \(exit code: (-?[0-9]+)\)")
+_WORKER_EXIT = re.compile(r"died unexpectedly \(exit code: (-?[0-9]+|None)\)")
 
 
 def gather(
@@ -55,10 +55,22 @@ def _last_words(
     while True:
         written = read_records(records, since)
         exits = _with_exit_codes(() if engine is None else engine.exits(), written.log)
-        told = not exits or any(gone.exitcode is not None for gone in exits)
+        told = not exits or _all_said(exits, written.log)
         if told or time.monotonic() - began >= _LAST_WORDS_S:
             return exits, written
         pause.wait(0.02)
+
+
+def _all_said(exits: tuple[ProcessExit, ...], log: tuple[str, ...]) -> bool:
+    """Say whether there is nothing more to wait for: an exit code, or the core's word that it has none.
+
+    The code is "None" where vLLM asks between the worker's closing of its files and its becoming a zombie.
+    """
+    return any(gone.exitcode is not None for gone in exits) or bool(_worker_exits(log))
+
+
+def _worker_exits(log: tuple[str, ...]) -> list[str]:
+    return [found.group(1) for line in log if (found := _WORKER_EXIT.search(line))]
 
 
 def began_at(fault: Fault) -> float | None:
@@ -67,7 +79,7 @@ def began_at(fault: Fault) -> float | None:
 
 
 def _with_exit_codes(exits: tuple[ProcessExit, ...], log: tuple[str, ...]) -> tuple[ProcessExit, ...]:
-    codes = [int(found.group(1)) for line in log if (found := _WORKER_EXIT.search(line))]
+    codes = [int(said) for said in _worker_exits(log) if said != "None"]
     if not codes:
         return exits
     return tuple(

@@ -82,6 +82,10 @@ class PlainEngine(Engine):
         return ()
 
     @override
+    def receipts(self, *, deadline_s: float) -> Sequence[WeightReceipt]:
+        return ()  # nothing inside it is known
+
+    @override
     def can_push(self) -> bool:
         return True
 

@@ -108,6 +108,9 @@ class Engine(Protocol):
             RecoveryTimeoutError: The deadline passed.
         """
 
+    def receipts(self, *, deadline_s: float) -> Sequence[WeightReceipt]:
+        """Return what each rank reports to have now; none where something may have changed it unseen."""
+
     def can_push(self) -> bool:
         """Whether ``push`` can be called now (an engine on an event loop needs that loop first)."""
 

@@ -7,6 +7,7 @@ it that there is one at a time.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rayguard.engine.evidence import gather
@@ -86,7 +87,13 @@ class Recovery:
 
     def change(self, state: EngineState) -> None:
         """Rebuild with the settings of ``state``, between requests: no fault, so no incident."""
+        if self._lives.builder.why_unusable(state.applied):
+            # Not asked again at each call.
+            self.state = replace(self.state, last_fault_at=state.last_fault_at)
+            return
         self.state = state
+        if self._lives.engine is not None:
+            self._lives.engine.interrupt(RuntimeError("the engine is rebuilt with faster settings"))
         self._lives.end(polite_s=self._policy.teardown_deadline_s)
         self._go_on(Verdicts(), None)
         self._remember()
@@ -131,8 +138,9 @@ class Recovery:
             return story
         fault = self.facts(None, broken, None)
         diagnosis = self.verdict(fault)
-        if story is None and (isinstance(broken, ConfigError) or diagnosis.scope in _NEVER_RETRIED):
-            raise broken  # the first start: only people can mend a wrong recipe
+        first = self._lives.epoch == 0 and story is None
+        if first and (isinstance(broken, ConfigError) or diagnosis.scope in _NEVER_RETRIED):
+            raise broken  # only people can mend a wrong recipe
         now = self._around.now()
         if story is None:
             epoch = self._lives.epoch

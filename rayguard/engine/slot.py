@@ -11,10 +11,10 @@ from rayguard.engine.current import CurrentWeights
 from rayguard.engine.lives import Lives
 from rayguard.engine.prefork import PreforkServer
 from rayguard.engine.recovery import Recovery
+from rayguard.engine.sources import as_source
 from rayguard.engine.supervisor import EngineSupervisor
 from rayguard.engine.surroundings import Surroundings
 from rayguard.engine.watch import EngineWatch
-from rayguard.engine.weights import as_source
 from rayguard.recovery.policy import GuardPolicy
 from rayguard.recovery.tally import TALLY
 
@@ -37,7 +37,7 @@ def engine_slot(
 ) -> EngineSupervisor:
     """Return a supervisor for engines made by ``recipe(settings)``; call ``start`` on it.
 
-    ``weights`` is anything ``rayguard.engine.weights.as_source`` takes, or None for engines that keep the
+    ``weights`` is anything ``rayguard.engine.sources.as_source`` takes, or None for engines that keep the
     weights they were built with.
     """
     policy, around = policy or GuardPolicy(), surroundings or Surroundings()
@@ -53,7 +53,7 @@ def engine_slot(
     if server is not None:
         server.start()
     lives = Lives(
-        EngineBuilder(recipe, report, records=_records(around), prefork=server),
+        EngineBuilder(recipe, report, records=_records(around), prefork=server, patience_s=policy.patience_s),
         EngineWatch(policy, noticed, TALLY.engine(around.target)),
         CurrentWeights(None if weights is None else as_source(weights), policy.weights_deadline_s),
         policy,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,16 +34,8 @@ class Story:
     ) -> None:
         self._around = surroundings
         began = began_at(fault)
-        self.incident = Incident(
-            id=uuid.uuid4().hex[:12],
-            kind=diagnosis.kind.value,
-            scope=diagnosis.scope.value,
-            cause=diagnosis.cause,
-            signature=diagnosis.signature,
-            confidence=diagnosis.confidence,
-            evidence=diagnosis.evidence,
-            consequences=_followed(fault, diagnosis),
-            advice=diagnosis.advice,
+        self.incident = replace(
+            Incident.of(fault, diagnosis),
             target=surroundings.target,
             actor_id=surroundings.actor_id,
             job_id=surroundings.job_id,
@@ -55,6 +46,7 @@ class Story:
             detected_at=detected_at,
             detect_s=None if began is None else max(0.0, detected_at - began),
             requests=requests,
+            tokens_lost=None if requests else 0,
         )
         self._write()
 
@@ -76,7 +68,7 @@ class Story:
             closed_at=now,
             recover_s=now - self.incident.detected_at if outcome is Outcome.RECOVERED else None,
             tokens_saved=0 if carried is None else carried.tokens_saved,
-            tokens_lost=0 if carried is None else carried.tokens_lost,
+            tokens_lost=self.incident.tokens_lost if carried is None else carried.tokens_lost,
         )
         self._write()
         TALLY.closed(self.incident)
@@ -85,11 +77,3 @@ class Story:
     def _write(self) -> None:
         with harmless("journal"):
             self._around.write(self.incident)
-
-
-def _followed(fault: Fault, diagnosis: Diagnosis) -> tuple[str, ...]:
-    with harmless("diagnosis"):
-        from rayguard.faults.diagnose import consequences  # noqa: PLC0415 - only on failure
-
-        return consequences(fault, diagnosis)
-    return ()

@@ -12,7 +12,6 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from rayguard.engine.lives import FORCE_S
 from rayguard.errors import ConfigError, GaveUpError
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.faults.fault import Role
@@ -61,16 +60,19 @@ class EngineSupervisor:
         return self.final is None and self._healing is not None and self._healing.done()
 
     @property
+    def ready(self) -> Engine | None:
+        """The engine, where it serves right now and has the current weights."""
+        return self._lives.engine if self.serving and not self.weights_pending else None
+
+    @property
     def weights_pending(self) -> bool:
         """Whether the serving engine still lacks the current weights."""
         return self._lives.weights.pending
 
     @property
     def patience_s(self) -> float:
-        """Longer than any recovery: every step of one has its own deadline, and the budget ends it."""
-        policy = self._policy
-        attempts = policy.engine_budget.max_restarts + 1
-        return attempts * (policy.build_deadline_s + 2 * policy.weights_deadline_s + 2 * FORCE_S)
+        """How long anybody waits for a recovery."""
+        return self._policy.patience_s
 
     def start(self) -> None:
         """Build the first engine. What the recipe raises comes out, unless another try can help."""
@@ -112,18 +114,22 @@ class EngineSupervisor:
         return self._lives.weights.version
 
     def maintain(self) -> None:
-        """Between requests: take one safe setting back when its probation is due."""
+        """Between requests: begin to take one safe setting back when its probation is due.
+
+        Never blocks: whoever asks for the engine next waits for it, as for any recovery.
+        """
         engine, state = self._lives.engine, self._recovery.state
-        if not state.applied or engine is None or engine.progress().running:
+        if not state.applied or engine is None or engine.progress().running or self.weights_pending:
             return
         lower = take_back(state, self._policy, self._around.now())
-        if lower is None or self._lives.builder.why_unusable(lower.applied):
+        if lower is None:
             return
         with self._lock:
-            if self._healing is None or not self._healing.done():
+            if self.final is not None or self._healing is None or not self._healing.done():
                 return
             healed = self._healing = Future()
-        self._run(healed, lambda: self._recovery.change(lower), None)
+            self._recovery.tally.serving = False
+        self._run_aside(healed, lambda: self._recovery.change(lower), None)
 
     def status(self) -> dict[str, Any]:
         """Return what runs here, in plain types."""
@@ -165,9 +171,7 @@ class EngineSupervisor:
         def repair() -> None:
             self._recovery.repair(engine, error, silence, detected_at)
 
-        thread = threading.Thread(target=self._run, args=(healed, repair, error), name="rayguard-recovery")
-        thread.daemon = True
-        thread.start()
+        self._run_aside(healed, repair, error)
         return healed
 
     def noticed(self, engine: Engine, silence: Silence | None) -> None:
@@ -194,6 +198,11 @@ class EngineSupervisor:
         return diagnosis.scope is Scope.ENGINE or diagnosis.kind in _POISONED
 
     # -- one recovery at a time
+
+    def _run_aside(self, healed: Future[None], work: Callable[[], None], error: BaseException | None) -> None:
+        thread = threading.Thread(target=self._run, args=(healed, work, error), name="rayguard-recovery")
+        thread.daemon = True
+        thread.start()
 
     def _run(self, healed: Future[None], work: Callable[[], None], error: BaseException | None) -> None:
         """Do ``work`` and tell every waiter how it ended."""

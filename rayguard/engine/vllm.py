@@ -27,7 +27,7 @@ from rayguard.process.identity import ProcessId
 from rayguard.process.tree import descendants, end
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from concurrent.futures import Future
 
     from rayguard.engine.protocol import Verdicts
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     Report = Callable[[Exception, Any], Future[None]]
 
 _SENT_AS_BYTES = 64 << 20
+_ASK = ("rayguard_weights", None, (), None)
 _kept: list[Any] = []  # frontends that must not be garbage-collected (see close)
 _FACTS = (
     (
@@ -152,9 +153,9 @@ class VllmEngine(Engine):
     def exits(self) -> tuple[ProcessExit, ...]:
         codes = {core.pid: core.exitcode for core in self._cores}
         return tuple(
-            ProcessExit(role=known.role, pid=known.process.pid, exitcode=codes.get(known.process.pid))
-            for known in self._known
-            if not known.process.alive()
+            ProcessExit(role=role, pid=process.pid, exitcode=codes.get(process.pid) or process.exitcode())
+            for role, process in ((known.role, known.process) for known in self._known)
+            if not process.alive()
         )
 
     @override
@@ -202,13 +203,31 @@ class VllmEngine(Engine):
             ) from late
         return [WeightReceipt(**receipt) for receipt in receipts]
 
+    @override
+    def receipts(self, *, deadline_s: float) -> Sequence[WeightReceipt]:
+        client = None if self.frontend is None else self.frontend.client
+        # An engine in this very process has no border at which changes would be seen.
+        if client is None or client.touched or not self._cores:
+            return ()
+        if not self._is_async:
+            answers = bounded(lambda: self.core.collective_rpc(*_ASK), deadline_s)
+        else:
+            answers = self._on_loop(self.core.collective_rpc_async(*_ASK), deadline_s)
+        return [WeightReceipt(**answer) for answer in answers]
+
     def _push(self, arguments: tuple[Any, ...], deadline_s: float) -> Any:
+        if self.frontend is not None:
+            self.frontend.client.touched = False
         if not self._is_async:
             return bounded(lambda: self._push_sync(arguments), deadline_s)
+        return self._on_loop(self._push_async(arguments), deadline_s)
+
+    def _on_loop(self, call: Coroutine[Any, Any, Any], deadline_s: float) -> Any:
         loop = self._loop()
         if loop is None:
+            call.close()
             raise WeightsError("an AsyncLLM takes weights only once its event loop runs: use it first")
-        return asyncio.run_coroutine_threadsafe(self._push_async(arguments), loop).result(deadline_s)
+        return asyncio.run_coroutine_threadsafe(call, loop).result(deadline_s)
 
     def _push_sync(self, arguments: tuple[Any, ...]) -> Any:
         receipts = self.core.collective_rpc("rayguard_load_weights", None, arguments, None)

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 
+# What may change the weights past us: sleep(level=2), and anything that is called in the workers.
+_TOUCHING = frozenset({"sleep", "sleep_async", "collective_rpc", "collective_rpc_async"})
+
+
 class _Resources:
     """vLLM's ``resources`` of the current core, but never dead while a new core is on its way."""
 
@@ -57,6 +61,7 @@ class HealingClient:
         self.given_up = False
         self.turns = 0
         self.tokens = 0
+        self.touched = False  # since the last push: weights may be others than were pushed
         self._processor = processor  # the frontend's output processor: tokens so far by request id
         self._report = report
         self._requests: dict[str, Any] = {}
@@ -72,6 +77,8 @@ class HealingClient:
         """Pass everything else through to the current core."""
         if name == "core":  # unpickled or half-built: no core to ask
             raise AttributeError(name)
+        if name in _TOUCHING:
+            self.touched = True
         return getattr(self.core, name)
 
     def progress(self) -> Progress:
@@ -295,8 +302,13 @@ class AsyncHealingClient(HealingClient):
     async def adopt(self, core: Any, verdicts: Verdicts) -> Carried:
         """Go on with ``core``, on the frontend's loop."""
         send, carried = self._plan(verdicts)
-        for request in send:
-            await core.add_request_async(request)
+        planned = set(self._requests)
+        while send:
+            for request in send:
+                await core.add_request_async(request)
+            # Booked while we waited, and so sent to the core before this one only.
+            send = [request for request_id, request in self._requests.items() if request_id not in planned]
+            planned.update(self._requests)
         self.core = core
         return carried
 

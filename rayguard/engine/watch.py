@@ -63,7 +63,8 @@ class EngineWatch:
         self.watch(None)
         self._deaths.close()
 
-    def _died(self, engine: Engine, _gone: ProcessId) -> None:
+    def _died(self, engine: Engine, gone: ProcessId) -> None:
+        gone.exitcode()  # now: a moment later its parent has asked, and nobody else can
         self._on_failure(engine, None)
 
     def _run(self) -> None:

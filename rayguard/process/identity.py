@@ -17,9 +17,10 @@ OWNER_ENV = "RAYGUARD_OWNER"
 _CLAIM = "rayguard-owner:"  # prefix of the memory file that carries the mark
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _GONE_STATES = frozenset("ZXx")
+_REMEMBERED = 256
 
 # Where the fields stand after the command name, which may itself hold spaces and parentheses.
-_STATE, _UTIME, _STIME, _STARTED = 0, 11, 12, 19
+_STATE, _UTIME, _STIME, _STARTED, _EXIT_STATUS = 0, 11, 12, 19, 49
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,19 @@ class ProcessId:
         stat = self._own_stat()
         return "" if stat is None else stat[_STATE]
 
+    def exitcode(self) -> int | None:
+        """Return how it ended, as ``multiprocessing`` says it; None when that is not known.
+
+        The kernel tells only until its parent has asked, often a few ms: ask at once; what was seen then is
+        remembered. None for 0 as well: the kernel also shows 0 to those whom it does not tell.
+        """
+        stat = self._own_stat()
+        if stat is not None and stat[_STATE] in _GONE_STATES and int(stat[_EXIT_STATUS]):
+            _seen_to_end[self] = os.waitstatus_to_exitcode(int(stat[_EXIT_STATUS]))
+            while len(_seen_to_end) > _REMEMBERED:
+                del _seen_to_end[next(iter(_seen_to_end))]
+        return _seen_to_end.get(self)
+
     def cpu_s(self) -> float:
         """Return the CPU seconds of all its threads so far; 0 when it is gone."""
         stat = self._own_stat()
@@ -59,6 +73,9 @@ class ProcessId:
     def _own_stat(self) -> list[str] | None:
         stat = _stat(self.pid)
         return stat if stat is not None and int(stat[_STARTED]) == self.started else None
+
+
+_seen_to_end: dict[ProcessId, int] = {}
 
 
 def _stat(pid: int) -> list[str] | None:

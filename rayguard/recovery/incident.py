@@ -7,9 +7,16 @@ final error to that error (``attach``), and a caller on the other side of Ray fi
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rayguard.recovery.harmless import harmless
+
+if TYPE_CHECKING:
+    from rayguard.faults.diagnosis import Diagnosis
+    from rayguard.faults.fault import Fault
 
 _ATTRIBUTE = "__rayguard_incident__"
 MAX_CHAIN = 16
@@ -31,7 +38,8 @@ class Incident:
 
     Times ``*_at`` are wall-clock seconds, ``*_s`` durations in seconds. ``detect_s`` runs from the fault's
     own time stamp (the engine's record, the process's exit) to its detection, ``recover_s`` from
-    detection to the moment the engine served again; None when unknown or not reached.
+    detection to the moment the engine served again; None when unknown or not reached. ``tokens_lost`` is
+    None when nobody knows: the count died with its process, or the incident is still open.
     """
 
     id: str
@@ -59,9 +67,31 @@ class Incident:
     settings: tuple[str, ...] = ()  # safe settings in force after the remedy
     requests: int = 0  # requests that were interrupted
     tokens_saved: int = 0
-    tokens_lost: int = 0
+    tokens_lost: int | None = 0
     outcome: Outcome = Outcome.OPEN
     notes: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def of(cls, fault: Fault, diagnosis: Diagnosis) -> Incident:
+        """Return the open incident that ``diagnosis`` makes of ``fault``; whose it is, the caller adds."""
+        return cls(
+            id=uuid.uuid4().hex[:12],
+            kind=diagnosis.kind.value,
+            scope=diagnosis.scope.value,
+            cause=diagnosis.cause,
+            signature=diagnosis.signature,
+            confidence=diagnosis.confidence,
+            evidence=diagnosis.evidence,
+            consequences=_followed(fault, diagnosis),
+            advice=diagnosis.advice,
+            detected_at=fault.at,
+        )
+
+    @property
+    def tokens_told(self) -> str:
+        """Say what became of the tokens, in the same words everywhere."""
+        lost = "loss unknown" if self.tokens_lost is None else f"{self.tokens_lost} lost"
+        return f"{self.tokens_saved} saved, {lost}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types; ``from_json`` is the inverse."""
@@ -82,6 +112,14 @@ class Incident:
         cost = "" if self.recover_s is None else f" in {self.recover_s:.1f} s"
         came = f"{self.remedy or 'no remedy'}: {self.outcome.value}{cost}"
         return f"{self.kind} ({self.scope}) in {self.target}: {self.cause}; {came}"
+
+
+def _followed(fault: Fault, diagnosis: Diagnosis) -> tuple[str, ...]:
+    with harmless("diagnosis"):
+        from rayguard.faults.diagnose import consequences  # noqa: PLC0415 - loads the catalog, only on failure
+
+        return consequences(fault, diagnosis)
+    return ()
 
 
 def attach(error: BaseException, incident: Incident) -> None:

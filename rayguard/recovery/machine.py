@@ -175,7 +175,8 @@ def _affordable(state: EngineState, event: Failed, policy: GuardPolicy) -> Actio
 
 def _climb(state: EngineState, event: Failed, policy: GuardPolicy) -> EngineState:
     diagnosis = event.diagnosis
-    if state.on_probation is not None:
+    known = diagnosis.deterministic and bool(diagnosis.cures)  # then it was not for what was taken back
+    if state.on_probation is not None and (not known or state.on_probation in diagnosis.cures):
         back, soon = state.on_probation, event.now - state.last_fault_at < (policy.probation_s or 0.0)
         state = replace(state, on_probation=None)
         if soon:
@@ -190,7 +191,8 @@ def _climb(state: EngineState, event: Failed, policy: GuardPolicy) -> EngineStat
     if name is None:
         return state
     pinned = (*state.pinned, name) if diagnosis.deterministic and name in diagnosis.cures else state.pinned
-    return replace(state, applied=(*state.applied, name), pinned=pinned)
+    trial = None if name == state.on_probation else state.on_probation
+    return replace(state, applied=(*state.applied, name), pinned=pinned, on_probation=trial)
 
 
 def _remember(

@@ -11,6 +11,8 @@ from rayguard.errors import ConfigError
 from rayguard.recovery.budget import RestartBudget
 from rayguard.recovery.ladder import Ladder
 
+_SMALL_STEPS_S = 60.0  # of one attempt: evidence, force, waiting for device memory
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardPolicy:
@@ -45,6 +47,12 @@ class GuardPolicy:
     hang_stopped_s: float = 2.0
     hang_idle_s: float = 8.0
     hang_busy_s: float = 300.0
+
+    @property
+    def patience_s(self) -> float:
+        """Longer than any recovery: each step of one has its own deadline, and the budget ends it."""
+        attempt = self.build_deadline_s + 2 * self.weights_deadline_s + self.teardown_deadline_s
+        return (self.engine_budget.max_restarts + 1) * (attempt + _SMALL_STEPS_S)
 
     def __post_init__(self) -> None:
         """Refuse a policy that contradicts itself."""

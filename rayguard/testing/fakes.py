@@ -115,6 +115,8 @@ class FakeEngine(Engine):
         self._front = predecessor.handle if isinstance(predecessor, FakeEngine) else None
         self._life = built.core
         self.closed = False
+        self.pushes = 0
+        self._receipts: list[WeightReceipt] = []
 
     @property
     @override
@@ -167,6 +169,10 @@ class FakeEngine(Engine):
         return ()
 
     @override
+    def receipts(self, *, deadline_s: float) -> Sequence[WeightReceipt]:
+        return self._receipts
+
+    @override
     def can_push(self) -> bool:
         return True
 
@@ -175,7 +181,11 @@ class FakeEngine(Engine):
         self._built.weights = weights.version
         if self.handle.core is self._life:
             self.handle.weights = weights.version
-        return [WeightReceipt(version=weights.version, digest=weights.digest, tensors=len(weights.names()))]
+        self.pushes += 1
+        self._receipts = [
+            WeightReceipt(version=weights.version, digest=weights.digest, tensors=len(weights.names()))
+        ]
+        return self._receipts
 
     @override
     def serve(self, verdicts: Verdicts, *, deadline_s: float) -> Carried:

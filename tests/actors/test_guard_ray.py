@@ -341,6 +341,18 @@ def test_a_call_that_was_running_when_the_process_was_killed_is_answered(tmp_pat
     assert (incident.kind, incident.scope, incident.outcome) == ("actor_died", "process", Outcome.RECOVERED)
     assert (incident.pid, incident.incarnation) == (pid, 0)
     assert 0 < incident.recover_s < 30
+    assert f"process {pid} died without a word: by SIGKILL" in incident.cause
+    assert incident.tokens_lost == 0, "it had no engine"
+
+
+def test_a_crash_is_named_by_its_signal(tmp_path):
+    """Ray only sees a closed connection; the worker's own log has the signal."""
+    actor = ray.remote(guard(work_class())).remote(str(tmp_path / "log"))
+    pid = get(actor.pid.remote())
+    os.kill(pid, signal.SIGSEGV)
+    until(lambda: get(actor.pid.remote()) != pid)
+    (incident,) = of(actor)
+    assert f"{pid} was killed by signal {signal.SIGSEGV.value}" in incident.cause
 
 
 @pytest.mark.parametrize("marked", ["class", "method"])

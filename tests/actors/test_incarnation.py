@@ -1,5 +1,6 @@
 """Lives of an actor: which one this is, what outlives it, and when enough is enough."""
 
+import dataclasses
 import os
 import time
 
@@ -9,6 +10,7 @@ from rayguard.actors import incarnation, records, restart
 from rayguard.actors.guard import guard
 from rayguard.actors.incarnation import ActorMemory, Incarnation, PastDeath
 from rayguard.errors import GaveUpError
+from rayguard.faults.fault import Role
 from rayguard.recovery.budget import RestartBudget
 from rayguard.recovery.incident import Incident, Outcome, incident_of
 from rayguard.recovery.policy import GuardPolicy
@@ -254,6 +256,35 @@ def test_a_death_nobody_left_word_of_is_known_from_ray(life):
     (incident,) = journal()
     assert (incident.scope, incident.pid, incident.incarnation) == ("process", 77, 0)
     assert 1.5 <= incident.recover_s < 10
+    assert "SYSTEM_ERROR: connection closed" in incident.cause
+
+
+@pytest.mark.parametrize(("role", "lost"), [(Role.ACTOR, 0), (Role.ROLLOUT, None)])
+@pytest.mark.parametrize("left_word", [True, False])
+def test_tokens_of_an_engine_that_died_with_its_process_are_unknown(life, monkeypatch, role, lost, left_word):
+    """Not 0: that would be a claim. The journal keeps it."""
+    cls = actor_class()
+    mark = dataclasses.replace(restart.mark_of(cls), role=role)
+    monkeypatch.setattr(restart, "mark_of", lambda _: mark)
+    if left_word:
+        opened = Incident(id="one", kind="cuda_device_assert", scope="process", cause="because")
+        word().save({"restarts": [], "incident": opened.to_json()})
+    life(1, cls)
+    (incident,) = journal()
+    assert incident.tokens_lost is lost or incident.tokens_lost == lost
+    assert incident.tokens_told == ("0 saved, loss unknown" if lost is None else "0 saved, 0 lost")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(-11, "killed by signal 11"), (3, "exited with code 3"), (None, "SIGKILL")]
+)
+def test_a_death_is_told_with_what_is_known_of_its_end(life, monkeypatch, code, said):
+    """Exit code or signal where somebody wrote it down, and otherwise what it can have been."""
+    died = PastDeath(pid=77, at=time.time(), how="SYSTEM_ERROR: connection closed", exitcode=code)
+    monkeypatch.setattr(PastDeath, "before_this", staticmethod(lambda: died))
+    life(1, actor_class())
+    assert said in journal()[0].cause
+    assert "process 77" in journal()[0].cause
 
 
 @pytest.mark.parametrize("broken", ["mark", "memory", "journal", "diagnosed", "death"])

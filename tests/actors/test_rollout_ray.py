@@ -54,7 +54,7 @@ class Rollout(rayguard.RolloutMixin):
     def kill(self, _llm, request):
         if self.left and len(request.tokens) >= 2:
             self.left -= 1
-            raise FakeEngineDeadError("the engine is dead")
+            raise FakeEngineDeadError("EngineCore encountered an issue")
 
     def generate(self, prompts):
         return [(r.tokens, r.error) for r in self.with_engine(lambda engine: engine.generate(prompts))]
@@ -92,6 +92,8 @@ def test_a_restarted_actor_has_the_current_weights_and_answers_the_call_that_was
     died = [i for i in journal() if i.kind == "actor_died"]
     assert died[-1].outcome is Outcome.RECOVERED
     assert str(before["pid"]) in died[-1].cause
+    assert died[-1].tokens_lost is None, "nobody knows: the count died with its process"
+    assert any("Rollout had" in note and "tokens" in note for note in died[-1].notes), died[-1].notes
 
 
 def test_a_restarted_actor_takes_up_its_safe_settings():

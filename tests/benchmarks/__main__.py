@@ -11,7 +11,7 @@ SHORT = {
     "bench_call": (),
     "bench_restart": ("3",),
     "bench_identity": ("--trials", "50"),
-    "bench_throughput": ("--pairs", "15"),
+    "bench_throughput": ("--groups", "100"),
 }
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import sys
 import threading
+from concurrent.futures import Future
 from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -190,8 +195,6 @@ def test_an_engine_that_always_dies_ends_in_an_error_that_tells_all(around, jour
 def test_the_state_survives_the_process(around, journal):
     """A restarted actor takes up its rung."""
     kept = {}
-    import dataclasses
-
     around = dataclasses.replace(around, remember=kept.update, recall=lambda: dict(kept))
     slot = slot_of(around, Kills(times=2))
     use(slot, lambda llm: llm.generate([1]))
@@ -220,6 +223,52 @@ def test_no_engine_serves_until_it_has_the_current_weights(around):
     current["v"] = Weights.from_tensors("3", tensors(3))
     use(slot, lambda llm: llm.generate([1], max_tokens=32))
     assert slot.status()["weight_version"] == "3", "the restart brought what was current by then"
+
+
+def test_weights_that_the_engine_proves_to_have_are_not_sent_again(around):
+    """Asked of the engine itself; what it does not prove is sent, whatever we remember."""
+    offered = {"v": "1", "w": 1}
+    slot = slot_of(around, weights=lambda: Weights.from_tensors(offered["v"], tensors(offered["w"])))
+    engine = slot.engine(1.0)
+    assert engine.pushes == 1
+    assert [slot.bring_weights(), slot.bring_weights()] == ["1", "1"]
+    assert engine.pushes == 1
+    engine._receipts = []  # something may have changed it unseen
+    assert (slot.bring_weights(), engine.pushes) == ("1", 2)
+    engine._receipts = [dataclasses.replace(engine._receipts[0], digest="other")]
+    assert (slot.bring_weights(), engine.pushes) == ("1", 3)
+    offered["w"] = 2  # other bytes under the old name
+    assert (slot.bring_weights(), engine.pushes) == ("1", 4)
+    offered["v"] = "2"
+    assert (slot.bring_weights(), engine.pushes) == ("2", 5)
+
+
+def test_a_new_engine_gets_its_weights_whatever_the_old_one_proved(around):
+    """What was proved is one life's."""
+    slot = slot_of(around, Kills(times=1, at=3), weights=lambda: Weights.from_tensors("1", tensors(1)))
+    before = slot.engine(1.0)
+    use(slot, lambda llm: llm.generate([1]))
+    after = slot.engine(1.0)
+    assert after is not before
+    assert after.pushes == 1
+
+
+def test_the_same_reference_is_fetched_once_for_an_engine(around, monkeypatch):
+    """And again for the next engine, and where the engine does not prove that it has it."""
+    fake = ModuleType("ray")
+    fake.ObjectRef = type("ObjectRef", (), {"hex": lambda _self: "ref"})
+    body = Weights.from_tensors("1", tensors(1)).payload
+    fetched = []
+    fake.get = lambda _ref, timeout: fetched.append(timeout) or body
+    fake.exceptions = SimpleNamespace(RayError=OSError)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    ref = fake.ObjectRef()
+    slot = slot_of(around, Kills(times=1, at=3), weights=lambda: ("1", ref))
+    assert [slot.bring_weights(), slot.bring_weights(), len(fetched)] == ["1", "1", 1]
+    slot.engine(1.0)._receipts = []
+    assert [slot.bring_weights(), len(fetched)] == ["1", 2]
+    use(slot, lambda llm: llm.generate([1]))
+    assert len(fetched) == 3
 
 
 def test_unfit_weights_are_refused_before_the_engine(around):
@@ -266,7 +315,6 @@ def test_a_weight_source_that_comes_back_is_waited_for(around):
 @pytest.mark.parametrize("piece", ["diagnose", "write", "remember", "recall", "changed", "restartable"])
 def test_a_broken_piece_of_the_guard_never_stops_a_recovery(around, piece):
     """Each inner piece raises in turn: the caller is answered all the same, and the failure is counted."""
-    import dataclasses
 
     def broken(*_args):
         raise RuntimeError(f"{piece} is broken")
@@ -345,8 +393,6 @@ def test_what_the_recipe_raises_at_the_first_start_is_the_users_own(around):
         calls.append(settings.as_kwargs())
         raise FileNotFoundError("no such model")
 
-    import dataclasses
-
     code = Diagnosis(signature="x", kind=Kind.USER_CODE, scope=Scope.CODE, cause="x", confidence=1.0)
     slot = engine_slot(
         recipe, policy=POLICY, surroundings=dataclasses.replace(around, diagnose=lambda _f: code)
@@ -376,19 +422,128 @@ def test_a_build_that_never_ends_is_ended_by_its_deadline(around):
     stop.set()
 
 
-def test_probation_takes_a_setting_back_between_requests(around):
-    """After a quiet period the engine is rebuilt one rung faster, and no incident is made of it."""
-    import dataclasses
+def use_async(slot, call):
+    from rayguard.actors.mixins import _use_async
 
+    return asyncio.run(_use_async(slot, call))
+
+
+@pytest.fixture
+def on_a_rung(around):
+    """A slot that had to take a safe setting, and the clock it goes by."""
     clock = {"now": 1000.0}
     slot = slot_of(dataclasses.replace(around, now=lambda: clock["now"]), Kills(times=2))
     use(slot, lambda llm: llm.generate([1]))
     use(slot, lambda llm: llm.generate([1]))
     assert slot.status()["settings"] == ["async_scheduling_off"]
-    clock["now"] += 1801.0
+    return slot, clock
+
+
+@pytest.mark.parametrize("use", [use, use_async], ids=["sync", "async"])
+def test_probation_takes_a_setting_back_between_requests(on_a_rung, journal, use):
+    """After a quiet period the engine is rebuilt one rung faster, and no incident is made of it."""
+    slot, clock = on_a_rung
+    told = len(journal.lines)
     use(slot, lambda llm: llm.generate([1]))
+    assert slot.status()["epoch"] == 3, "not yet"
+    clock["now"] += 1801.0
+    assert use(slot, lambda llm: llm.generate([1]))[0].tokens == answer(1, 16)
     assert slot.status()["settings"] == []
     assert slot.status()["epoch"] == 4
+    assert len(journal.lines) == told
+
+
+def test_probation_that_the_engine_refuses_leaves_it_as_it_is(on_a_rung, monkeypatch):
+    """And it is not asked again at each call."""
+    slot, clock = on_a_rung
+    asked = []
+    monkeypatch.setattr(slot._lives.builder, "why_unusable", lambda applied: asked.append(applied) or "no")
+    clock["now"] += 1801.0
+    for _ in range(3):
+        assert use(slot, lambda llm: llm.generate([1]))[0].tokens == answer(1, 16)
+    assert asked == [()]
+    assert (slot.status()["settings"], slot.status()["epoch"]) == (["async_scheduling_off"], 3)
+
+
+def test_probation_whose_build_fails_returns_to_what_worked(around, journal):
+    """The recipe cannot do without the safe setting any more: that is a fault like another, not the end."""
+    clock, built = {"now": 1000.0}, []
+    kills = Kills(times=2)
+
+    def recipe(settings):
+        kwargs = settings.as_kwargs(max_num_seqs=16)
+        if len(built) >= 3 and kwargs["async_scheduling"] is None:
+            raise KeyError("mine")  # diagnosed as the user's code: at a first start it would come out
+        built.append(kwargs)
+        return FakeLLM(kills, **kwargs)
+
+    slot = engine_slot(
+        recipe, policy=POLICY, surroundings=dataclasses.replace(around, now=lambda: clock["now"])
+    )
+    SLOTS.append(slot)
+    slot.start()
+    for _ in range(2):
+        use(slot, lambda llm: llm.generate([1]))
+    clock["now"] += 1801.0
+    assert use(slot, lambda llm: llm.generate([1]))[0].tokens == answer(1, 16)
+    assert slot.status()["settings"] == ["async_scheduling_off"]
+    assert journal.closed()[-1].outcome is Outcome.RECOVERED
+
+
+def test_no_probation_while_weights_are_on_their_way(on_a_rung):
+    """A rebuild would cut the push."""
+    slot, clock = on_a_rung
+    clock["now"] += 1801.0
+    slot._lives.weights.pending = True
+    slot.maintain()
+    assert slot.serving
+    slot._lives.weights.pending = False
+    slot.maintain()
+    slot.engine(5.0)
+    assert slot.status()["epoch"] == 4
+
+
+def test_an_async_caller_does_not_wait_for_ever():
+    """A recovery that never ends is a bug of ours: its waiters have a deadline."""
+
+    class Stuck:
+        patience_s, ready = 0.05, SimpleNamespace(handle=None)
+
+        def maintain(self):
+            pass
+
+        def failed(self, error, engine):
+            return Future()
+
+    with pytest.raises(TimeoutError if sys.version_info >= (3, 11) else asyncio.TimeoutError):
+        use_async(Stuck(), die)
+
+
+def test_an_async_caller_waits_through_two_recoveries_in_a_row():
+    """By the time its wait is over the next recovery may have begun: that is waited for as well."""
+    waits = []
+
+    class Busy:
+        patience_s, weights_pending = 5.0, False
+
+        @property
+        def ready(self):
+            return SimpleNamespace(handle="engine") if len(waits) == 2 else None
+
+        def maintain(self):
+            pass
+
+        def engine(self, timeout_s):
+            waits.append(timeout_s)
+
+    assert use_async(Busy(), lambda engine: engine) == "engine"
+    assert waits == [5.0, 5.0]
+
+
+def test_patience_is_longer_than_every_step_of_a_recovery_together():
+    """One bound for all who wait, and it never cuts a recovery that keeps its own deadlines."""
+    policy = GuardPolicy(build_deadline_s=100, weights_deadline_s=10, teardown_deadline_s=1)
+    assert policy.patience_s >= (policy.engine_budget.max_restarts + 1) * (100 + 10 + 10 + 1)
 
 
 def test_the_fake_keeps_the_contract_of_the_real_engines(around):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import signal
+import time
 
 import pytest
 
@@ -123,7 +125,6 @@ def test_a_stopped_core_is_a_hang_and_is_replaced(harness, undisturbed):
 def test_a_core_that_dies_while_nobody_asks_is_replaced_all_the_same(harness, undisturbed):
     """Found by its pidfd, not by the next caller."""
     import os
-    import time
 
     before, epoch = len(incidents()), harness.owner.engine_status()["epoch"]
     os.kill(harness.owner.pid("core"), signal.SIGKILL)
@@ -209,6 +210,23 @@ def test_a_wrong_request_gets_its_own_error_and_costs_no_engine(harness):
     with pytest.raises(Exception, match=r"(?i)longer than|max_model_len|maximum"):
         harness.generate([{"prompt_token_ids": [5] * 400}], greedy())
     assert harness.owner.engine_status()["epoch"] == epoch
+    assert len(incidents()) == before
+
+
+def test_probation_goes_back_to_faster_settings_between_requests(harness, undisturbed, monkeypatch):
+    """A rebuild without a fault: no incident, and the next caller only waits for it."""
+    slot, recovery = harness.slot, harness.slot._recovery
+    recovery.state = dataclasses.replace(
+        recovery.state, applied=("async_scheduling_off",), last_fault_at=time.time()
+    )
+    with harness.owner.struck("core", after_tokens=60):  # the next life has it
+        harness.generate(PROMPTS, greedy())
+    assert slot.status()["settings"] == ["async_scheduling_off"]
+    epoch, before = slot.status()["epoch"], len(incidents())
+    monkeypatch.setattr(slot, "_around", dataclasses.replace(slot._around, now=lambda: time.time() + 1801.0))
+    assert told(harness.generate(PROMPTS, greedy())) == undisturbed
+    assert slot.status()["settings"] == []
+    assert slot.status()["epoch"] == epoch + 1
     assert len(incidents()) == before
 
 

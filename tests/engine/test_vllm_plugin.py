@@ -227,9 +227,10 @@ VLLM_OWNER = Path(__file__).with_name("vllm_owner.py")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """Build a random Qwen2 of 100 000 parameters, with a tokenizer."""
-    folder = tmp_path_factory.mktemp("model")
-    subprocess.run([sys.executable, str(VLLM_OWNER), "build", str(folder)], check=True, timeout=200)
-    return folder
+    from rayguard.testing import tiny_qwen
+
+    texts = ["one two three four five six seven eight nine ten"] * 20
+    return tiny_qwen.build(tmp_path_factory.mktemp("model"), tied=True, texts=texts, context=2048)
 
 
 class VllmOwner:

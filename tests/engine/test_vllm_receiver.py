@@ -16,6 +16,7 @@ from rayguard.engine.vllm_receiver import NOTHING, Receiver, install_receiver
 from rayguard.engine.weights import WeightReceipt, Weights, verify
 from rayguard.errors import WeightsError
 from rayguard.recovery.tally import TALLY
+from rayguard.testing.tiny_qwen import tiny_model
 
 PROMPT = [3, 141, 59, 26, 5, 35, 89, 79, 32, 38]
 TOKENS = 12
@@ -26,27 +27,6 @@ KINDS = {
     "sync-untied": {"plugins": "none", "extension": f"{vllm_receiver.__name__}.Receiver"},
     "sync-bf16": {"plugins": "rayguard", "extension": f"{vllm_receiver.__name__}.Receiver"},
 }
-
-
-def tiny_model(seed: int, *, tied: bool, vocab: int = 512):
-    """Return a random Qwen2 of 100 000 parameters that does not repeat one token for ever."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config = Qwen2Config(
-        vocab_size=vocab,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        tie_word_embeddings=tied,
-        initializer_range=0.2,
-        dtype="float32",
-    )
-    torch.manual_seed(seed)
-    return Qwen2ForCausalLM(config).eval()
 
 
 def true_logprobs(model, tokens: list[int]) -> list[float]:
@@ -69,7 +49,7 @@ class Rig:
         self.dtype = "bfloat16" if kind == "sync-bf16" else "float32"
         self.tolerance = 0.1 if kind == "sync-bf16" else 1e-4
         self.loop = asyncio.new_event_loop()
-        self.first = tiny_model(1, tied=self.tied, vocab=self.vocab)
+        self.first = self.model(1)
         self.first.save_pretrained(folder)
         self.settings = {
             "model": folder,
@@ -140,7 +120,8 @@ class Rig:
         return max(abs(a - b) for a, b in zip(logprobs, true_logprobs(model, tokens), strict=True))
 
     def model(self, seed: int):
-        return tiny_model(seed, tied=self.tied, vocab=self.vocab)
+        """Return a random one that does not repeat one token for ever."""
+        return tiny_model(seed, tied=self.tied, vocabulary=self.vocab, spread=0.2).eval()
 
     def close(self) -> None:
         """End the engine, with its loop running: otherwise AsyncLLM leaves its sockets open.

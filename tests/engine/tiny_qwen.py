@@ -1,4 +1,4 @@
-"""A random Qwen2 of 100 000 parameters without a tokenizer, for tests that send token ids."""
+"""The tiny Qwen2 without a tokenizer and with tied embeddings, for tests that send token ids."""
 
 import os
 from pathlib import Path
@@ -16,24 +16,9 @@ PROMPT = {"prompt_token_ids": [5, 17, 42, 99, 7]}
 
 def build(folder: Path) -> str:
     """Write the model to ``folder``; the same bytes each time."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from rayguard.testing import tiny_qwen
 
-    config = Qwen2Config(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        dtype="float32",
-    )
-    torch.manual_seed(0)
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    return str(folder)
+    return str(tiny_qwen.build(folder, tied=True, spread=0.2))
 
 
 def environment() -> dict[str, str]:

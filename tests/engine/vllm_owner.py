@@ -1,6 +1,6 @@
 """A program that owns a real vLLM engine: ``python vllm_owner.py WHAT MODEL_FOLDER``.
 
-WHAT is ``build`` (make the model), ``natural`` (die of vLLM's own bug), ``worker`` (kill the worker in the
+WHAT is ``natural`` (die of vLLM's own bug), ``worker`` (kill the worker in the
 middle of a request) or ``idle``. Says what it sees on lines that begin with ``@``.
 """
 
@@ -15,35 +15,6 @@ import threading
 from rayguard.engine.records import read_records
 from rayguard.process.identity import ProcessId, mark_environment, owner_mark
 from rayguard.process.tree import descendants
-
-
-def build(folder):
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=512, special_tokens=["<eos>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    tokenizer.train_from_iterator(["one two three four five six seven eight nine ten"] * 20, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
-    fast.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        eos_token_id=0,
-    )
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
 def say(what):
@@ -94,8 +65,5 @@ async def own(what, model):
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "build":
-        build(sys.argv[2])
-    else:
-        os.environ.update(mark_environment(owner_mark(ProcessId.me())))
-        asyncio.run(own(*sys.argv[1:]))
+    os.environ.update(mark_environment(owner_mark(ProcessId.me())))
+    asyncio.run(own(*sys.argv[1:]))

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -175,3 +177,19 @@ def test_a_claim_ends_at_exec():
         child.communicate(b"\n", timeout=30)
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize(("end", "code"), [("kill -9 $$", -9), ("exit 3", 3), ("exit 0", None)])
+def test_how_a_process_ended_is_known_to_who_asks_before_its_parent(end, code):
+    """A zombie still has its exit status, and what was seen is remembered; a living process has none."""
+    child = subprocess.Popen(["/bin/sh", "-c", f"read line; {end}"], stdin=subprocess.PIPE)
+    process = ProcessId.of(child.pid)
+    assert process.exitcode() is None
+    child.stdin.close()
+    until = time.monotonic() + 10
+    while process.alive() and time.monotonic() < until:
+        threading.Event().wait(0.005)
+    assert process.exitcode() == code
+    child.wait(10)
+    assert process.exitcode() == code
+    assert ProcessId(process.pid, process.started + 1).exitcode() is None, "another one with its pid"

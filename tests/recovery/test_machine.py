@@ -124,6 +124,24 @@ def test_a_deterministic_fault_gets_its_cure_at_once_and_keeps_it():
     assert take_back(state, POLICY, 1e9) is None
 
 
+def test_a_fault_with_a_cure_of_its_own_is_not_blamed_on_what_was_taken_back():
+    """It gets its cure at once; the setting on probation stays off and on probation."""
+    policy = GuardPolicy()
+    state = EngineState(on_probation="async_scheduling_off", last_fault_at=100.0)
+    natural = diagnosis(deterministic=True, cures=("chunked_prefill_off",))
+    state, decision = handle(state, Failed(diagnosis=natural, now=110.0), policy)
+    assert decision.remedy.applied == ("chunked_prefill_off",)
+    assert state.on_probation == "async_scheduling_off"
+    blamed = diagnosis(deterministic=True, cures=("async_scheduling_off",))
+    _, decision = handle(state, Failed(diagnosis=blamed, now=120.0), policy)
+    assert decision.remedy.applied == ("chunked_prefill_off", "async_scheduling_off")
+    state, decision = handle(state, Failed(diagnosis=natural, now=130.0), policy)
+    assert decision.remedy.added == "async_scheduling_off", "the cure is in force: the next rung"
+    for now in (140.0, 150.0):
+        state, decision = handle(state, Failed(diagnosis=diagnosis("other"), now=now), policy)
+        assert len(set(decision.remedy.applied)) == len(decision.remedy.applied), "none twice"
+
+
 def test_probation_takes_one_setting_back_and_pins_it_when_it_fails_again():
     """Up one rung after a quiet period; if the fault comes back, down for good."""
     state, _ = handle(EngineState(), failed(1.0), POLICY)
