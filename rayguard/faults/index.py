@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ahocorasick_rs import AhoCorasick
 
-from rayguard.faults.signature import Match
+from rayguard.faults.signature import ExitedWith, FromCodeOf, Match, PassedThrough, RaisedIn, SeenIn, Tier
 from rayguard.faults.witness import Source
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rayguard.faults.signature import Signature, When
     from rayguard.faults.witness import Said, Witness
 
+_NOT_OF_LINES = (PassedThrough, RaisedIn, ExitedWith, FromCodeOf)
 _Block = tuple[int, "When"]  # the signature's place in the order of asking
 
 
@@ -27,8 +28,8 @@ class Index:
     """The signatures of one catalog, to be asked about witnesses. Immutable once made."""
 
     def __init__(self, signatures: Iterable[Signature]) -> None:
-        """Sort ``signatures`` by tier; within a tier their order stays."""
-        self._order = sorted(signatures, key=lambda signature: signature.tier)
+        """Sort ``signatures`` by tier, then in their order; guesses by words come before those by place."""
+        self._order = sorted(signatures, key=lambda signature: (signature.tier, _by_place(signature)))
         by_text: dict[str, list[_Block]] = defaultdict(list)
         self._by_type: dict[str, list[_Block]] = defaultdict(list)
         self._open: list[_Block] = []  # asked about every witness but lines, which have only their words
@@ -45,6 +46,11 @@ class Index:
             for fragment in (fragment for when in signature.unless for fragment in when.beside):
                 by_text[fragment] += ()
         self.fragments = tuple(by_text)
+        self._of_lines = frozenset(
+            number
+            for number, blocks in enumerate(by_text.values())
+            if not blocks or any(_fits_a_line(when) for _, when in blocks)
+        )
         self._blocks = tuple(by_text.values())
         self._automaton = AhoCorasick(list(self.fragments)) if self.fragments else None
 
@@ -68,8 +74,26 @@ class Index:
                 if not signature.excludes(witness, said):
                     yield Match(signature, witness)
 
+    def speaks_of(self, line: str) -> bool:
+        """Say whether some signature may speak of ``line``, a printed one that is no exception's."""
+        return not self._of_lines.isdisjoint(self.fragments_in(line))
+
     def fragments_in(self, text: str) -> set[int]:
         """Return the numbers of the ``fragments`` that stand in ``text``."""
         if self._automaton is None or not text:
             return set()
         return {found[0] for found in self._automaton.find_matches_as_indexes(text, overlapping=True)}
+
+
+def _by_place(signature: Signature) -> bool:
+    return signature.tier is Tier.GUESS and not all(when.text for when in signature.when)
+
+
+def _fits_a_line(when: When) -> bool:
+    """Say whether a line can fit ``when`` by its fragments. Where types are asked, a name in the line tells."""
+    for condition in when.conditions:
+        if isinstance(condition, _NOT_OF_LINES):
+            return False
+        if isinstance(condition, SeenIn) and Source.LOG not in condition.sources:
+            return False
+    return not when.types

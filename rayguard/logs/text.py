@@ -83,7 +83,7 @@ class Reader:
                 return
 
     def _telling(self, text: str) -> bool:
-        return bool(self.catalog.index.fragments_in(text) or _NAMES.search(text))
+        return self.catalog.index.speaks_of(text) or _NAMES.search(text) is not None
 
 
 def _is_wrapped(before: Line, line: Line) -> bool:
@@ -109,7 +109,9 @@ def of_exception(one: PrintedException) -> Witness:
         frames=one.frames,
         role=role,
         root=True,
-        origin=origin_of_frames(one.frames),
+        origin=origin_of_frames(one.frames)
+        if one.type_name
+        else None,  # cut short: nobody knows what was raised
         mild=one.line.mild or one.type_name.endswith("Warning"),
         line=one.line.number,
     )

@@ -76,6 +76,7 @@ _FORMS = (
     rf"(?P<level>{_LEVEL}):(?P<source>[\w.]{{1,80}}):",
     rf"\[(?P<level>{_LEVEL})\]:?\s",
     rf"(?P<level>{_LEVEL}):?\s(?=\s{{0,8}}(?:File \"|Traceback))",
+    rf"(?P<level>{_LEVEL})[ :]{{1,4}}{_STAMP}\s",
     rf"{_STAMP}(?:\s-)?\s",
 )
 _STARTS = frozenset("[(ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789hginwdc")

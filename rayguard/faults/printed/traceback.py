@@ -19,14 +19,21 @@ MAX_MESSAGE_CHARS = 3_000
 _MAX_OTHER_LINES = 6  # of the same process, within a traceback
 
 _BOX = "│╭╰"
-_IGNORED = "Exception ignored in"
+# What is said of a destructor; a dump of where threads stand, below a line that says why.
+_IGNORED = ("Exception ignored in", "Stack (most recent call first)", "Current thread 0x", "Thread 0x")
 _HEAD = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s{0,40}\|?\s{0,8}File "([^"]{1,400})",? line (\d{1,9})(?:,? in (.{1,200}))?')
 # As rich and typer print it, in a box: a frame, and its line of code.
 _BOXED_FRAME = re.compile(r"^(\S{1,400}\.py):(\d{1,9}) in (\S.{0,200})$")
 _BOXED_CODE = re.compile(r"^❱\s{0,4}\d{1,9}\s{0,4}[│|]?\s{0,80}(.{0,400})$")
-_MARKS = re.compile(
-    r"^[\s|]*[\^~\s]+$|^\s*\.\.\.<\d{1,6} lines>\.\.\.$|^\s*\[Previous line repeated \d{1,9} more times?\]$"
+# As a notebook prints it: "File ~/a.py:53, in f(x)", before IPython 8 "~/a.py in f(x)", then "--> 53 code".
+_CELL_FRAME = re.compile(r"^(?:File )?(\S{1,400}\.py):(\d{1,9}),? in (\w[\w.<>]{0,200})")
+_OLD_CELL_FRAME = re.compile(r"^(\S{1,400}\.py) in (\w[\w.<>]{0,200})\(")
+_CELL_CODE = re.compile(r"^-{2,5}> (\d{1,9}) (.{0,400})$")
+_MARKS = re.compile(  # carets, what was left out, a notebook's lines round the one that raised
+    r"^[\s|]*[\^~\s]+$|^\s*\.\.\.<\d{1,6} lines>\.\.\.$"
+    r"|^\s*\[Previous line repeated \d{1,9} more times?\]$"
+    r"|^\s{0,8}(?:\d{1,9} .{0,4000}|\d{1,9}|\(\.\.\.\).{0,200})$"
 )
 _NAME = r"[A-Za-z_][\w.]{0,160}"
 _ENDINGS = (
@@ -69,6 +76,9 @@ class TracebackReader:
 
     _frames: list[Frame] = field(default_factory=list)
     _wrapped: list[str] = field(default_factory=list)
+    _outer: tuple[list[Frame], str] = field(
+        default_factory=lambda: ([], "")
+    )  # of the wrapper, in case that nothing follows
     _type: str = ""
     _message: list[str] = field(default_factory=list)
     _at: Line | None = None  # the line that names the type; the last frame's until it is seen
@@ -92,7 +102,7 @@ class TracebackReader:
             return head == 0 or text[:head].isspace(), done
         if text[:1] in _BOX:
             return self._boxed(text.strip(f"{_BOX} "), line)
-        frame = _FRAME.match(text) if "File" in text else None
+        frame = _frame(text)
         if frame is not None:
             return True, self._add_frame(frame, line)
         if self._open:
@@ -104,10 +114,13 @@ class TracebackReader:
         done = None
         if self._at is not None and not self._ignored and (self._type or self._frames or self._wrapped):
             if not self._type:
+                if not self._frames:
+                    self._frames, said = self._outer
+                    self._message = [said] if said else []
                 code = self._frames[-1].code if self._frames else ""
                 named, message = _from_code(code)
                 self._type = named or (self._wrapped[-1] if self._wrapped else "")
-                self._message = [message] if message else []
+                self._message = [message] if message else self._message
             done = PrintedException(
                 type_name=self._type,
                 message="\n".join(self._message)[:MAX_MESSAGE_CHARS],
@@ -117,13 +130,13 @@ class TracebackReader:
             )
         self._frames, self._wrapped, self._message = [], [], []
         self._type, self._at, self._others, self._wants_code, self._open = "", None, 0, False, False
-        self._ignored = False
+        self._ignored, self._outer = False, ([], "")
         return done
 
     def _boxed(self, text: str, line: Line) -> tuple[bool, PrintedException | None]:
-        frame = _BOXED_FRAME.match(text)
-        if frame is not None:
-            return True, self._add_frame(frame, line)
+        found = _BOXED_FRAME.match(text)
+        if found is not None:
+            return True, self._add_frame(Frame(found[1], int(found[2]), found[3].strip()), line)
         code = _BOXED_CODE.match(text)
         if code is not None and self._frames:
             last = self._frames[-1]
@@ -131,11 +144,11 @@ class TracebackReader:
         self._wants_code = False
         return self._open, None
 
-    def _add_frame(self, frame: re.Match[str], line: Line) -> PrintedException | None:
+    def _add_frame(self, frame: Frame, line: Line) -> PrintedException | None:
         done = None
         if self._type:
             done = self.end()
-        self._frames.append(Frame(frame[1], int(frame[2]), (frame[3] or "").strip()))
+        self._frames.append(frame)
         del self._frames[: -2 * MAX_FRAMES]
         self._open, self._at, self._wants_code, self._others = True, line, True, 0
         return done
@@ -143,6 +156,12 @@ class TracebackReader:
     def _within(self, line: Line) -> tuple[bool, PrintedException | None]:
         text = line.text
         if not text.strip() or _MARKS.match(text):
+            return True, None
+        cell = _CELL_CODE.match(text)
+        if cell is not None and self._frames:
+            last = self._frames[-1]
+            self._frames[-1] = Frame(last.file, int(cell[1]), last.function, cell[2].strip())
+            self._wants_code = False
             return True, None
         indented = text[0] in " \t|"
         if self._wants_code and self._frames and (indented or not _typed(text)):
@@ -166,7 +185,7 @@ class TracebackReader:
         name, inner, message = found
         if message.startswith("ray::"):  # a task's own frames and exception follow, if they were not cut off
             self._wrapped += [name, inner] if inner else [name]
-            self._frames.clear()
+            self._outer, self._frames = (self._frames, message), []
             self._open, self._at, self._others, self._wants_code = True, line, 0, False
             return True, None
         self._type, self._message, self._at, self._open = name, [message] if message else [], line, False
@@ -195,6 +214,17 @@ class TracebackReader:
             return False
         same_form = line.prefixed == at.prefixed and line.level == at.level
         return same_form and not _ENDS_MESSAGE.match(line.text) and _typed(line.text.strip()) is None
+
+
+def _frame(text: str) -> Frame | None:
+    if "File" in text and (found := _FRAME.match(text)) is not None:
+        return Frame(found[1], int(found[2]), (found[3] or "").strip())
+    if ".py" not in text[:400]:
+        return None
+    if (found := _CELL_FRAME.match(text)) is not None:
+        return Frame(found[1], int(found[2]), found[3])
+    old = _OLD_CELL_FRAME.match(text)
+    return None if old is None else Frame(old[1], 0, old[2])
 
 
 def exceptions_in(text: str) -> tuple[PrintedException, ...]:

@@ -144,3 +144,18 @@ AssertionError
         "/app/a.py:12 in main",
         "assert x == 2",
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "File ~/app/a.py:530, in Core.step(self, x)\n    528 y = 1\n--> 530 assert x == 2\n\nAssertionError:",
+        "~/app/a.py in step(self, x)\n    528 y = 1\n--> 530 assert x == 2\n\nAssertionError:",
+    ],
+)
+def test_a_notebooks_traceback_is_read(text):
+    """Of IPython 8, and of those before."""
+    (one,) = _read(text)
+    assert one.type_name == "AssertionError"
+    (frame,) = one.frames
+    assert (frame.file, frame.line, frame.code) == ("~/app/a.py", 530, "assert x == 2")
