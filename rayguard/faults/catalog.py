@@ -24,6 +24,7 @@ from rayguard.faults.fault import Role  # noqa: TC001 - pydantic reads the annot
 from rayguard.faults.index import Index
 from rayguard.faults.signature import (
     Condition,
+    CutOff,
     During,
     ExitedWith,
     FromCodeOf,
@@ -117,6 +118,7 @@ class WhenSpec(BaseModel):
     exit: Annotated[list[ExitCode | Literal["any"]], _Many] = []
     operations: Annotated[list[str], _Many] = []
     raised_by: Origin | None = None
+    cut: Literal[True] | None = None
     beside: Annotated[list[Fragment], _Many] = []
     times: Annotated[int, Field(ge=1, le=100)] = 1
 
@@ -128,6 +130,7 @@ class WhenSpec(BaseModel):
             (self.exit, ExitedWith(frozenset(code for code in self.exit if code != "any"))),
             (self.operations, During(frozenset(self.operations))),
             (self.raised_by, FromCodeOf(self.raised_by or Origin.USER)),
+            (self.cut, CutOff()),
             (self.raised_in, RaisedIn(_places(self.raised_in))),
             (self.frames, PassedThrough(_places(self.frames))),
             (self.code, RaisedAt(tuple(self.code))),

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 
 from ahocorasick_rs import AhoCorasick
 
-from rayguard.faults.signature import ExitedWith, FromCodeOf, Match, PassedThrough, RaisedIn, SeenIn, Tier
+from rayguard.faults.signature import (
+    CutOff,
+    ExitedWith,
+    FromCodeOf,
+    Match,
+    PassedThrough,
+    RaisedIn,
+    SeenIn,
+    Tier,
+)
 from rayguard.faults.witness import Source
 
 if TYPE_CHECKING:
@@ -20,7 +29,7 @@ if TYPE_CHECKING:
     from rayguard.faults.signature import Signature, When
     from rayguard.faults.witness import Said, Witness
 
-_NOT_OF_LINES = (PassedThrough, RaisedIn, ExitedWith, FromCodeOf)
+_NOT_OF_LINES = (CutOff, PassedThrough, RaisedIn, ExitedWith, FromCodeOf)
 _Block = tuple[int, "When"]  # the signature's place in the order of asking
 
 
@@ -90,7 +99,7 @@ def _by_place(signature: Signature) -> bool:
 
 
 def _fits_a_line(when: When) -> bool:
-    """Say whether a line can fit ``when`` by its fragments. Where types are asked, a name in the line tells."""
+    """Say whether a line can fit ``when`` by its fragments; where types are asked, a name in it tells."""
     for condition in when.conditions:
         if isinstance(condition, _NOT_OF_LINES):
             return False

@@ -179,6 +179,15 @@ class FromCodeOf:
 
 
 @dataclass(frozen=True, slots=True)
+class CutOff:
+    """It is a traceback whose last line, which names the exception, is missing."""
+
+    def __call__(self, witness: Witness) -> bool:
+        """Look for a type."""
+        return bool(witness.frames) and not witness.names
+
+
+@dataclass(frozen=True, slots=True)
 class When:
     """All of these at once, of one witness.
 

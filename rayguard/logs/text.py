@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rayguard.faults.fault import ExceptionFact
 from rayguard.faults.harmless import without_boilerplate
 from rayguard.faults.printed.traceback import PrintedException, TracebackReader
-from rayguard.faults.quote import MAX_LINE_CHARS, clean, cut, exception_quote
+from rayguard.faults.quote import MAX_TEXT_CHARS, clean, cut, exception_quote
 from rayguard.faults.witness import Source, Witness, names_of, origin_of_frames
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def of_exception(one: PrintedException) -> Witness:
 
 def of_line(line: Line) -> Witness:
     """Return the fact of one line."""
-    said = clean(line.text, MAX_LINE_CHARS)
+    said = clean(line.text, MAX_TEXT_CHARS)
     text = without_boilerplate(said)
     names = frozenset().union(*(names_of(name) for name in _NAMES.findall(text)[:8]))
     return Witness(

@@ -114,13 +114,7 @@ class TracebackReader:
         done = None
         if self._at is not None and not self._ignored and (self._type or self._frames or self._wrapped):
             if not self._type:
-                if not self._frames:
-                    self._frames, said = self._outer
-                    self._message = [said] if said else []
-                code = self._frames[-1].code if self._frames else ""
-                named, message = _from_code(code)
-                self._type = named or (self._wrapped[-1] if self._wrapped else "")
-                self._message = [message] if message else self._message
+                self._guess_type()
             done = PrintedException(
                 type_name=self._type,
                 message="\n".join(self._message)[:MAX_MESSAGE_CHARS],
@@ -132,6 +126,14 @@ class TracebackReader:
         self._type, self._at, self._others, self._wants_code, self._open = "", None, 0, False, False
         self._ignored, self._outer = False, ([], "")
         return done
+
+    def _guess_type(self) -> None:
+        """Take what the code that raised, or the wrapper round it, says of an exception that was cut off."""
+        frames, said = self._outer
+        self._frames = self._frames or frames
+        named, message = _from_code(self._frames[-1].code) if self._frames else ("", "")
+        self._type = named or (self._wrapped[-1] if self._wrapped else "")
+        self._message = list(filter(None, [message or said]))
 
     def _boxed(self, text: str, line: Line) -> tuple[bool, PrintedException | None]:
         found = _BOXED_FRAME.match(text)
