@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from rayguard.engine.sources import as_source
 from rayguard.engine.supervisor import EngineSupervisor
 from rayguard.engine.surroundings import Surroundings
 from rayguard.engine.watch import EngineWatch
+from rayguard.recovery.harmless import harmless
 from rayguard.recovery.policy import GuardPolicy
 from rayguard.recovery.tally import TALLY
 
@@ -60,7 +62,16 @@ def engine_slot(
     )
     supervisor = EngineSupervisor(lives, Recovery(lives, policy, around), policy, around)
     slot.append(supervisor)
+    threading.Thread(target=_read_catalog, name="rayguard-catalog", daemon=True).start()
     return supervisor
+
+
+def _read_catalog() -> None:
+    """Read the catalog while the engine starts: the first failure should not wait for it."""
+    with harmless("catalog"):
+        from rayguard.faults.users import catalog_in_use  # noqa: PLC0415 - slow, so not when this is imported
+
+        catalog_in_use()
 
 
 def _records(around: Surroundings) -> Path:

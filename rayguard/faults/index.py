@@ -7,6 +7,7 @@ does not grow with the catalog. Which signature wins is ``rayguard.faults.diagno
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ahocorasick_rs import AhoCorasick
@@ -74,7 +75,9 @@ class Index:
             blocks += self._by_type.get(name, ())
         for fragment in self.fragments_in(witness.text):
             blocks += self._blocks[fragment]
-        blocks.sort(key=lambda block: block[0])
+        if not blocks:
+            return
+        blocks.sort(key=itemgetter(0))
         last = -1
         for place, when in blocks:
             signature = self._order[place]

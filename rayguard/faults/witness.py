@@ -121,7 +121,8 @@ def witnesses(fault: Fault) -> tuple[Witness, ...]:
     records = _fresh(_only(fault.records, ExceptionFact), fault)
     kept = records[: MAX_RECORDS - 4] + records[max(MAX_RECORDS - 4, len(records) - 4) :]
     chain = _only(fault.exceptions, ExceptionFact)[-MAX_CHAIN:][::-1]
-    lines = [line for line in _sequence(fault.log)[-MAX_LOG_LINES:] if isinstance(line, str) and line]
+    printed = (line for line in _sequence(fault.log)[-MAX_LOG_LINES:] if isinstance(line, str) and line)
+    lines = tuple(dict.fromkeys(printed))
     return (
         *_exceptions(kept, Source.RECORD, operation),
         *_exceptions(chain, Source.CHAIN, operation),
