@@ -10,6 +10,7 @@ from rayguard.faults.catalog import Catalog, default_catalog
 from rayguard.faults.diagnose import diagnose
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.faults.fault import ExceptionFact, Fault
+from rayguard.faults.signature import Tier
 from rayguard.recovery.ladder import Ladder
 
 SCOPES = {
@@ -73,6 +74,28 @@ def test_a_poisoned_process_is_never_asked_to_try_again_in_itself():
     for signature in default_catalog().signatures:
         if signature.poisoned:
             assert signature.scope in {Scope.PROCESS, Scope.GROUP, Scope.NODE}, signature.id
+
+
+NO_BLIND_RESTART = "config_invalid batch_indivisible user_code dependency_mismatch launcher_misconfig".split()
+RESTART_HELPS = (
+    "engine_dead engine_hang actor_died actor_unavailable object_lost get_timeout nccl_timeout node_died preempted"
+    " gcs_unavailable port_conflict"
+).split()
+
+
+def test_nothing_is_restarted_blindly_and_nothing_stops_that_a_restart_would_cure():
+    """What is wrong in settings or code stays wrong; what died of something else may live the next time."""
+    for signature in default_catalog().signatures:
+        if signature.kind.value in NO_BLIND_RESTART:
+            assert not signature.retry_same_settings, signature.id
+        if signature.kind.value in RESTART_HELPS and signature.id not in EXCEPTIONS:
+            assert signature.retry_same_settings, signature.id
+
+
+def test_only_what_names_a_cause_is_nearly_certain():
+    """A confidence above 0.9 is for words that mean one thing."""
+    sure = [s for s in default_catalog().signatures if s.confidence > 0.9]
+    assert all(signature.tier is Tier.CAUSE for signature in sure)
 
 
 def test_the_catalog_can_be_sent_to_another_process():

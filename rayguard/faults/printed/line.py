@@ -96,8 +96,8 @@ def _unquoted(text: str) -> str:
     """Take off the marks of a quotation and of a box that a program drew around a log line."""
     if text[:1] == ">":
         return text.lstrip("> -") if _QUOTED.match(text) else text
-    inner = text.strip("│").strip() if text[:1] == "│" else ""
-    return inner if inner and prefix(inner) is not None else text
+    inner = text.strip("│").strip() if text[:1] in "│ " else ""
+    return inner if inner and inner[:1] not in "[(" and prefix(inner) is not None else text
 
 
 def _counted(text: str) -> tuple[str, int]:
