@@ -76,11 +76,26 @@ def test_a_poisoned_process_is_never_asked_to_try_again_in_itself():
             assert signature.scope in {Scope.PROCESS, Scope.GROUP, Scope.NODE}, signature.id
 
 
-NO_BLIND_RESTART = "config_invalid batch_indivisible user_code dependency_mismatch launcher_misconfig".split()
-RESTART_HELPS = (
-    "engine_dead engine_hang actor_died actor_unavailable object_lost get_timeout nccl_timeout node_died preempted"
-    " gcs_unavailable port_conflict"
-).split()
+NO_BLIND_RESTART = [
+    "config_invalid",
+    "batch_indivisible",
+    "user_code",
+    "dependency_mismatch",
+    "launcher_misconfig",
+]
+RESTART_HELPS = [
+    "engine_dead",
+    "engine_hang",
+    "actor_died",
+    "actor_unavailable",
+    "object_lost",
+    "get_timeout",
+    "nccl_timeout",
+    "node_died",
+    "preempted",
+    "gcs_unavailable",
+    "port_conflict",
+]
 
 
 def test_nothing_is_restarted_blindly_and_nothing_stops_that_a_restart_would_cure():
