@@ -41,12 +41,11 @@ _WORKER_FILES = (
     "vllm/worker/",
     "sglang/srt/model_executor/",
 )
-_CORE_SOURCES = ("core.py", "engine.py")
 
 
 @dataclass(slots=True)
 class Reader:
-    """Turns the lines of one text into witnesses. Feed all lines, then ask ``end``."""
+    """Turns the lines of one text into witnesses, in the words of ``catalog``."""
 
     catalog: Catalog
 
