@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayguard.engine.settings import EngineSettings
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
+from rayguard.faults.quote import sentence
 
 if TYPE_CHECKING:
     from rayguard.logs.report import Evidence, Report
@@ -61,13 +62,6 @@ def remedy(diagnosis: Diagnosis) -> str:
     """Return the whole of what to do in one string."""
     advice = sentence(diagnosis.advice)
     return " ".join(f"{text.rstrip('.')}." for text in (*steps(diagnosis), advice) if text)
-
-
-def sentence(text: str) -> str:
-    """Return ``text`` with a capital at its beginning."""
-    text = " ".join(text.split())
-    first, _, rest = text.partition(" ")
-    return text if not first.islower() or not first.isalpha() else f"{first.capitalize()} {rest}".rstrip()
 
 
 def sure(confidence: float) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
-from rayguard.cli_answer import sentence, spelled, sure
+from rayguard.cli_answer import spelled, sure
 from rayguard.cli_diagnose_views import Page
 from rayguard.faults.handbook import kinds
+from rayguard.faults.quote import sentence
 from rayguard.faults.signature import (
     Condition,
+    CutOff,
     During,
     ExitedWith,
     FromCodeOf,
@@ -165,5 +167,6 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     SeenIn: lambda c: f"seen {_any(sorted(_SOURCES[source.value] for source in c.sources))}",
     ExitedWith: lambda c: f"the process ended with {_any(map(_code, sorted(c.codes))) or 'any code'}",
     During: lambda c: f"during {_any(sorted(c.operations))}",
+    CutOff: lambda _: "its last line, which names the exception, is missing",
     FromCodeOf: lambda c: f"raised by code of {_origin(c.origin)}",
 }

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rayguard.cli_answer import found, sentence, steps, sure
+from rayguard.cli_answer import found, steps, sure
 from rayguard.faults.catalog import MIN_FRAGMENT
+from rayguard.faults.quote import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rayguard.cli import app
-from rayguard.cli_answer import RESTART, remedy, sentence, spelled, steps, sure
+from rayguard.cli_answer import RESTART, remedy, spelled, steps, sure
 from rayguard.cli_catalog_views import in_words
 from rayguard.engine.settings import SAFE_SETTINGS
 from rayguard.faults.catalog import default_catalog
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
+from rayguard.faults.quote import sentence
 from rayguard.logs.report import diagnose_text
 
 DEADLINE_S = 60
@@ -404,3 +405,11 @@ def test_words():
         "a guess",
     ]
     assert remedy(diagnose_text("nothing").diagnosis).startswith("Find the cause first")
+
+
+def test_every_signature_can_be_shown():
+    """Each condition that a signature may have has words for people."""
+    for signature in default_catalog().signatures:
+        shown = CliRunner().invoke(app, ["catalog", "show", signature.id])
+        assert shown.exit_code == 0, signature.id
+        assert signature.id in shown.output

@@ -12,6 +12,7 @@ import yaml
 
 from rayguard.faults.catalog import default_catalog
 from rayguard.faults.diagnosis import Kind, Scope
+from rayguard.faults.quote import sentence
 from rayguard.faults.signature import Tier
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def symptoms(signature: Signature) -> tuple[str, ...]:
     """Return what a person can look for: the words of the messages, the types, the lines that raise."""
     found: dict[str, None] = {}
     for when in signature.when:
-        said = when.text or tuple(sorted(when.types)) or when.places
+        said = when.text or when.code or tuple(sorted(when.types)) or when.places
         found.update(dict.fromkeys(said))
     return tuple(found)[:MAX_SYMPTOMS]
 
@@ -133,7 +134,7 @@ def _again(signature: Signature) -> str:
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+    return sentence(text) + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 if __name__ == "__main__":

@@ -74,6 +74,13 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def sentence(text: str) -> str:
+    """Return ``text`` in one line with a capital at its beginning; a name ("vLLM") keeps its own form."""
+    text = one_line(text)
+    first, _, rest = text.partition(" ")
+    return text if not first.islower() or not first.isalpha() else f"{first.capitalize()} {rest}".rstrip()
+
+
 def cut(text: str, limit: int = MAX_QUOTE_CHARS) -> str:
     """Return one line of at most ``limit`` characters."""
     text = one_line(text)

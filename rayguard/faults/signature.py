@@ -204,13 +204,17 @@ class When:
     times: int = 1
 
     @property
+    def code(self) -> tuple[str, ...]:
+        """The fragments of the source line that raised, for people."""
+        asked = (condition for condition in self.conditions if isinstance(condition, RaisedAt))
+        return tuple(fragment for condition in asked for fragment in condition.fragments)
+
+    @property
     def places(self) -> tuple[str, ...]:
-        """The code it is about, for people: lines that raise, files, functions."""
+        """The files and functions it is about, for people."""
         told: list[str] = []
         for condition in self.conditions:
-            if isinstance(condition, RaisedAt):
-                told += condition.fragments
-            elif isinstance(condition, (RaisedIn, PassedThrough)):
+            if isinstance(condition, (RaisedIn, PassedThrough)):
                 told += (place.function or place.path for place in condition.places)
         return tuple(told)
 
