@@ -37,7 +37,9 @@ _FORMS = (
     r"(?P<who>\[pod/[\w./\-]{1,200}\]) ?",
     r"(?P<who>[\w.\-]{1,60}?)\s{1,20}\| (?=Traceback|  File|\[|[A-Z]{4,8}[ :]|\d{4}-)",
     # containerd as in "2026-01-01T00:00:00.1Z stderr F "
-    rf"{_STAMP} (?P<source>stdout|stderr) [FP] ",
+    rf"{_STAMP} (?:\d{{1,9}} )?(?P<source>stdout|stderr)(?: [FP]|:) ",
+    # a service and its instance
+    r"(?P<who>\[[A-Za-z][\w.\-]{1,40} [\w.\-]{1,40}\]): (?=\d{4}-)",
     # SGLang as in "[2025-01-01 00:00:00 TP0] "
     rf"\[{_STAMP} (?P<who>(?:DP|TP|PP|EP)\d{{1,4}}(?: (?:DP|TP|PP|EP)\d{{1,4}}){{0,3}})\] ?",
     rf"\[{_STAMP}\](?:\[(?P<source>[^\]\[]{{1,80}})\])?(?:\s?\[(?P<level>{_LEVEL})\])?(?:\s-)?\s?",
@@ -79,12 +81,13 @@ _FORMS = (
     rf"(?P<level>{_LEVEL})[ :]{{1,4}}{_STAMP}\s",
     rf"{_STAMP}(?:\s-)?\s",
 )
+_WIDEST_NAME = 84  # of a service and what pads it, before the bar of docker compose
 _STARTS = frozenset("[(ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789hginwdc")
 
 
 def prefix(text: str) -> re.Match[str] | None:
     """Return the match of a known prefix at the start of ``text``."""
-    if text[:1] not in _STARTS:
+    if text[:1] not in _STARTS and " | " not in text[:_WIDEST_NAME]:
         return None
     return next((found for found in (form.match(text) for form in _forms()) if found is not None), None)
 

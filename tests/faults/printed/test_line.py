@@ -100,3 +100,20 @@ def test_time_does_not_explode(unit):
 
     spent(10)
     assert spent(4_000) < 12 * spent(1_000) + 0.05
+
+
+@pytest.mark.parametrize(
+    ("raw", "process", "text"),
+    [
+        ("vllm-llm-1  | ERROR 03-30 02:15:01 [engine.py:160] AssertionError", "vllm-llm-1", "AssertionError"),
+        (
+            "[VllmSidecar koo8C]: 2024-11-13T03:15:08.672Z 1 stdout: CRITICAL 11-12 19:15:08 launcher.py:99] dead",
+            "VllmSidecar koo8C",
+            "dead",
+        ),
+    ],
+)
+def test_what_runs_a_container_puts_its_name_before_the_line(raw, process, text):
+    """Several prefixes, one inside the other."""
+    line = peel(raw)
+    assert (line.process, line.text) == (process, text)
