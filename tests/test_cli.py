@@ -2,17 +2,15 @@
 
 import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
 import threading
-import time
 from importlib.metadata import version
 
 import pytest
+from pseudo_terminal import on_a_terminal
 
 from rayguard.recovery.incident import Incident, Outcome
 from rayguard.recovery.journal import Journal
@@ -42,29 +40,10 @@ def command(home, *arguments, **environment):
     )
 
 
-def on_a_terminal(home, *arguments, columns=100):
-    """Run the command on a real pseudo-terminal; return its exit code and what it showed."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rayguard", *arguments],
-        env={**os.environ, "RAYGUARD_HOME": str(home), "COLUMNS": str(columns), "TERM": "xterm"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        close_fds=True,
-    )
-    os.close(theirs)
-    shown, deadline = b"", time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline and select.select([ours], [], [], DEADLINE_S)[0]:
-        try:
-            chunk = os.read(ours, 65_536)
-        except OSError:  # the other end is closed
-            break
-        if not chunk:
-            break
-        shown += chunk
-    os.close(ours)
-    return process.wait(DEADLINE_S), re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
+def shown_at(home, *arguments, columns=100):
+    """Run the command on a terminal; return its exit code and what it showed, without colours."""
+    code, shown = on_a_terminal(*arguments, columns=columns, RAYGUARD_HOME=str(home))
+    return code, re.sub(r"\x1b\[[0-9;]*m", "", shown)
 
 
 @pytest.fixture
@@ -141,7 +120,7 @@ def test_incidents_are_plain_lines_for_a_pipe(home, journal):
 @pytest.mark.parametrize("what", ["incidents", "status"])
 def test_tables_fit_a_terminal(home, journal, page, what, columns):
     """At most 100 columns, less where there are less; what matters is in them."""
-    code, shown = on_a_terminal(home, what, columns=columns)
+    code, shown = shown_at(home, what, columns=columns)
     assert code == 0
     assert max(len(line.rstrip("\r")) for line in shown.split("\n")) <= min(columns, 100)
     if columns < 100:  # cells may be cut in two there

@@ -3,16 +3,14 @@
 import gzip
 import json
 import os
-import pty
 import re
-import select
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pseudo_terminal import on_a_terminal
 from typer.testing import CliRunner
 
 from rayguard.cli import app
@@ -73,24 +71,10 @@ def run(*arguments, **more):
     return CliRunner().invoke(app, [str(one) for one in arguments], prog_name="rayguard", **more)
 
 
-def terminal(*arguments, columns=80, stdin=None, **environment):
-    """Run the command on a real pseudo-terminal; return its exit code and what it showed, colours included."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rayguard", *map(str, arguments)],
-        env={**os.environ, "COLUMNS": str(columns), "TERM": "xterm", **environment},
-        stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True,
-    )  # fmt: skip
-    os.close(theirs)
-    shown, deadline = b"", time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline and select.select([ours], [], [], DEADLINE_S)[0]:
-        try:
-            chunk = os.read(ours, 65_536)
-        except OSError:  # the other end is closed
-            break
-        shown += chunk
-    os.close(ours)
-    return process.wait(DEADLINE_S), shown.decode().replace("\r", "")
+def terminal(*arguments, columns=80, **environment):
+    """Run the command on a terminal; return its exit code and what it showed, colours included."""
+    code, shown = on_a_terminal(*arguments, columns=columns, **environment)
+    return code, shown.replace("\r", "")
 
 
 def test_the_cause_comes_first_then_what_to_do(log):
