@@ -78,16 +78,22 @@ class ProcessExit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """Work was there and nothing came back. ``states`` maps pid to the kernel's process state letter."""
+    """Work was there and nothing came back. ``states`` maps pid to the kernel's process state letter.
+
+    ``why`` is what its processes told of the reason, ``evidence`` the lines that show it (stacks above all).
+    """
 
     role: Role
     silent_s: float
     requests: int
     states: tuple[tuple[int, str], ...] = ()
+    why: str = ""
+    evidence: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         seen = ", ".join(f"{pid} {state}" for pid, state in self.states)
-        return f"no progress for {self.silent_s:.1f} s with {self.requests} requests running ({seen})"
+        why = f": {self.why}" if self.why else ""
+        return f"no progress for {self.silent_s:.1f} s with {self.requests} requests running ({seen}){why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,8 @@ class Index:
             blocks += self._by_type.get(name, ())
         for fragment in self.fragments_in(witness.text):
             blocks += self._blocks[fragment]
+        if witness.source is Source.SILENCE:
+            blocks = [(place, when) for place, when in blocks if _is_of_silence(when)]
         if not blocks:
             return
         blocks.sort(key=itemgetter(0))
@@ -99,6 +101,12 @@ class Index:
 
 def _by_place(signature: Signature) -> bool:
     return signature.tier is Tier.GUESS and not all(when.text for when in signature.when)
+
+
+def _is_of_silence(when: When) -> bool:
+    """Say whether ``when`` asks for a silence: its text is ours, and names functions that others speak of."""
+    seen_in = (condition for condition in when.conditions if isinstance(condition, SeenIn))
+    return any(Source.SILENCE in condition.sources for condition in seen_in)
 
 
 def _fits_a_line(when: When) -> bool:

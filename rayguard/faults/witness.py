@@ -42,6 +42,7 @@ _STDLIB = re.compile(r"/lib(?:64)?/python\d(?:\.\d{1,2})?/")
 _OURS = re.compile(r"/rayguard/(?:actors|engine|faults|metrics|process|recovery|testing)/")
 _COMPILED = (".pyx", ".pxi", ".pxd", ".cpp", ".cc", ".cu", ".h", ".hpp")
 _POLITE_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+_ANSWERS = frozenset({"__getattr__", "__getattribute__"})
 _NAME_IN_WRAPPER = re.compile(r"\(([\w.]{1,200})\)$")
 
 
@@ -165,10 +166,13 @@ def _exceptions(facts: list[ExceptionFact], source: Source, operation: str) -> I
 def origin_of_frames(*outwards: tuple[Frame, ...]) -> Origin | None:
     """Return whose code raised: the innermost frame outside the standard library says it."""
     # json.loads("{") is the caller's mistake, not json's: frames of the standard library are passed over,
-    # and where an exception shows nothing else (Ray hides frames), the one it caused is asked.
+    # and where an exception shows nothing else (Ray hides frames), the one it caused is asked. An attribute
+    # that is not there is the mistake of who asks for it, not of who answers.
     for frames in outwards:
-        for frame in reversed(frames):
-            origin = origin_of(frame.file)
+        for index in range(len(frames) - 1, -1, -1):
+            if index and frames[index].function.rpartition(".")[2] in _ANSWERS:
+                continue
+            origin = origin_of(frames[index].file)
             if origin is not Origin.STDLIB:
                 return origin
     return None
@@ -204,9 +208,11 @@ def _silence(one: Silence, operation: str) -> Witness:
         quote = str(one)
     except (TypeError, ValueError, OverflowError):  # a field that is no sane number
         quote = "no progress"
+    text = clean(quote, MAX_TEXT_CHARS)
     return Witness(
         source=Source.SILENCE,
-        quote=cut(clean(quote, MAX_TEXT_CHARS)),
+        quote=cut(text),
+        text=text,
         role=_word(one.role),
         operation=operation,
     )

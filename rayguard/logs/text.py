@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from rayguard.faults.fault import ExceptionFact
 from rayguard.faults.harmless import without_boilerplate
 from rayguard.faults.printed.traceback import PrintedException, TracebackReader
+from rayguard.faults.printed.unfold import unfolded
 from rayguard.faults.quote import MAX_TEXT_CHARS, clean, cut, exception_quote
 from rayguard.faults.witness import Source, Witness, names_of, origin_of_frames
 
@@ -53,7 +55,7 @@ class Reader:
         """Yield the facts, nearly in the order of their lines (an exception comes when it is complete)."""
         readers: dict[tuple[str, str], TracebackReader] = {}
         before: Line | None = None
-        for line in lines:
+        for line in chain.from_iterable(map(unfolded, lines)):
             key = (line.process, line.source if line.source.endswith(tuple("0123456789")) else "")
             reader = readers.get(key)
             if reader is None:

@@ -57,6 +57,7 @@ def fault_of(data):
             silent_s=silence["silent_s"],
             requests=silence["requests"],
             states=tuple((pid, state) for pid, state in silence.get("states", ())),
+            why=silence.get("why", ""),
         ),
         log=tuple(data.get("log", ())),
     )

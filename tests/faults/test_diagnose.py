@@ -123,6 +123,25 @@ def test_silence_is_a_hang():
     assert "2.3 s with 4 requests running (11 T)" in found.cause
 
 
+def test_a_frozen_process_is_told_from_other_silences():
+    """No setting avoids it, so none is climbed; the words of our own report are heard from a silence alone."""
+    why = "engine_worker process 12 is stopped (T)"
+    silence = Silence(role=Role.ENGINE_WORKER, silent_s=2.3, requests=4, states=((12, "T"),), why=why)
+    found = diagnose(Fault(silence=silence, exceptions=(DEAD,)))
+    assert (found.signature, found.kind, found.scope) == ("engine.frozen", Kind.ENGINE_HANG, Scope.ENGINE)
+    assert (found.retry_same_settings, found.settings_help, found.cures) == (True, False, ())
+    assert why in found.cause
+    assert diagnose(Fault(log=(why,))).kind is Kind.UNKNOWN
+
+
+def test_where_a_silent_process_stands_is_not_what_failed():
+    """A silence names functions that other signatures know from tracebacks and logs."""
+    why = "engine_core process 12 waits and never comes back, in assert len(self._async_stopped) == 0"
+    assert diagnose(Fault(log=(why,))).signature == "vllm.scheduler.async_stopped"
+    found = diagnose(Fault(silence=Silence(role=Role.ENGINE_CORE, silent_s=9.0, requests=4, why=why)))
+    assert found.signature == "engine.silent"
+
+
 def test_nothing_known_is_unknown():
     """With confidence 0, and the raw fact in the cause."""
     found = diagnose(Fault(exceptions=(ExceptionFact(type_name="x.Y", message="z"),)))

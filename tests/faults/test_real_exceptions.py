@@ -156,7 +156,7 @@ def test_rays_own_errors_have_their_kinds():
 
 
 def test_a_preempted_actor_is_preempted():
-    """As the GCS words it; an owner that died is a node's death."""
+    """As the GCS words it; an owner that died may be a worker, so no node is named dead."""
     from ray.core.generated.common_pb2 import ActorDiedErrorContext
     from ray.exceptions import ActorDiedError
 
@@ -165,7 +165,7 @@ def test_a_preempted_actor_is_preempted():
 
     assert died("the actor's node was preempted: spot reclaim") is Kind.PREEMPTED
     assert died("The actor died because its node has died. Node Id: 62dced") is Kind.NODE_DIED
-    assert died("The actor is dead because its owner has died. Owner Id: 01") is Kind.NODE_DIED
+    assert died("The actor is dead because its owner has died. Owner Id: 01") is Kind.ACTOR_DIED
     assert died("The actor is dead because it was killed by `ray.kill`.") is Kind.ACTOR_DIED
 
 

@@ -59,6 +59,8 @@ _FORMS = (
         rf"(?P<level>{_LEVEL})[ :]{{1,4}}{_STAMP}\s"
         rf"(?:\[(?:[\w.]{{1,80}}/){{0,6}}(?P<source>{_SOURCE})\[?\]|(?P<source2>{_SOURCE})\]?)\s?"
     ),
+    # the same without its level and time: "[core.py:399] "
+    r"\[(?P<source>[a-z][\w.\-]{0,80}\.py:\d{1,6})\]\s",
     # loguru as in "2023-10-26 18:20:07 | ERROR | stderr | ", Ray as in "... ERROR worker.py:405 -- "
     rf"{_STAMP}\s{{1,4}}\|\s?(?P<level>{_LEVEL})\s{{0,8}}\|\s?(?P<source>[\w.:<>\- ]{{1,80}}?)\s(?:\||-)\s?",
     (
@@ -66,6 +68,8 @@ _FORMS = (
         rf"(?P<source2>{_SOURCE})?(?:\s?(?:--|-|:)\s)?"
     ),
     rf"{_STAMP}\s{{1,4}}\[(?P<level>{_LEVEL})\]\s?",
+    # a service that puts its clock before the lines of another program: "2025-01-01 00:00:00.123  >> "
+    rf"{_STAMP}\s{{1,4}}(?:>>|::|=>)\s{{1,2}}(?=\S|  )",
     # transformers as in "[INFO|trainer.py:123] 2024-01-01 00:00:00,000 >> "; deepspeed
     rf"\[(?P<level>{_LEVEL})\|(?P<source>[\w./\-]{{1,80}}:\d{{1,6}})\](?:\s{_STAMP})?(?:\s>>)?\s?",
     rf"\[{_STAMP}\]\s?\[(?P<level>{_LEVEL})\]\s?(?:\[(?P<source>[\w./:\-]{{1,80}})\])?\s?",

@@ -46,7 +46,31 @@ _TYPED = re.compile(
     rf"(\({_NAME}\))?(?:: ?(.*))?$"
 )
 _AFTER_FRAMES = re.compile(rf"^({_NAME})(\({_NAME}\))?: (.*)$|^({_NAME}{_ENDINGS})$")
-_RAISE = re.compile(rf"^raise ({_NAME})\(?(.{{0,400}})")
+_RAISE = re.compile(
+    r"^raise ((?:\w{1,80}\.){0,8}_{0,2}[A-Z]\w{0,160})\b(?!\.)\(?(.{0,400})"
+)  # a class, not `raise value`
+# What Python itself says with one type only: it names the type where that was cut off.
+_SAID_BY = {
+    name: re.compile(form)
+    for name, form in {
+        "AttributeError": (
+            r"^(?:(?:type object )?'\w{1,80}'|.{0,24}module '[\w.]{1,160}')(?: object)? has no attribute '"
+        ),
+        "ModuleNotFoundError": r"^No module named '?[\w.]",
+        "ImportError": r"^cannot import name '",
+        "NameError": r"^name '\w{1,80}' is not defined",
+        "UnboundLocalError": r"^(?:cannot access local|local) variable '\w{1,80}'",
+        "IndexError": r"^(?:list|tuple|string|pop) ?\w{0,12} index out of range|^pop from empty",
+        "ValueError": r"^(?:not enough|too many) values to unpack|^invalid literal for int",
+        "ZeroDivisionError": r"^(?:integer |float )?(?:division|modulo)(?: or modulo)? by zero",
+        "TypeError": (
+            r"^[\w.]{1,160}\(\) (?:got an unexpected keyword|got multiple values|missing \d{1,2} required"
+            r"|takes (?:no|from|exactly|\d))|^unsupported operand type|^unhashable type"
+            r"|^'\w{1,80}' object is not (?:callable|iterable|subscriptable|an iterator)"
+        ),
+        "OSError": r"^\[Errno \d{1,3}\] ",
+    }.items()
+}
 _ENDS_MESSAGE = re.compile(
     r"^(?:Traceback|EngineCore |WorkerProc |AsyncLLM |During handling|The above exception|Process "
     r"|Exception ignored|frame #"
@@ -82,6 +106,7 @@ class TracebackReader:
     _type: str = ""
     _message: list[str] = field(default_factory=list)
     _at: Line | None = None  # the line that names the type; the last frame's until it is seen
+    _said: str = ""  # the line after the frames, which may be a message without its type
     _others: int = 0
     _wants_code: bool = False
     _ignored: bool = False  # Python said "Exception ignored in", of a destructor
@@ -124,6 +149,7 @@ class TracebackReader:
             )
         self._frames, self._wrapped, self._message = [], [], []
         self._type, self._at, self._others, self._wants_code, self._open = "", None, 0, False, False
+        self._said = ""
         self._ignored, self._outer = False, ([], "")
         return done
 
@@ -132,6 +158,8 @@ class TracebackReader:
         frames, said = self._outer
         self._frames = self._frames or frames
         named, message = _from_code(self._frames[-1].code) if self._frames else ("", "")
+        if not named and self._said:
+            named, message = _type_saying(self._said), self._said
         self._type = named or (self._wrapped[-1] if self._wrapped else "")
         self._message = list(filter(None, [message or said]))
 
@@ -152,7 +180,7 @@ class TracebackReader:
             done = self.end()
         self._frames.append(frame)
         del self._frames[: -2 * MAX_FRAMES]
-        self._open, self._at, self._wants_code, self._others = True, line, True, 0
+        self._open, self._at, self._wants_code, self._others, self._said = True, line, True, 0, ""
         return done
 
     def _within(self, line: Line) -> tuple[bool, PrintedException | None]:
@@ -178,6 +206,8 @@ class TracebackReader:
         )
         if found is not None:
             return self._name(found, line)
+        if not (indented or self._said or self._others) and self._frames and self._is_message(line):
+            self._said = text.strip()
         self._others += 1
         if self._others > _MAX_OTHER_LINES:
             return False, self.end()
@@ -211,11 +241,14 @@ class TracebackReader:
         return self._name(found, line)[0], done
 
     def _continues(self, line: Line) -> bool:
-        at = self._at
-        if at is None or not line.text.strip() or len(self._message) >= MAX_MESSAGE_LINES:
+        if self._at is None or not line.text.strip() or len(self._message) >= MAX_MESSAGE_LINES:
             return False
-        same_form = line.prefixed == at.prefixed and line.level == at.level
-        return same_form and not _ENDS_MESSAGE.match(line.text) and _typed(line.text.strip()) is None
+        return self._is_message(line) and _typed(line.text.strip()) is None
+
+    def _is_message(self, line: Line) -> bool:
+        at = self._at
+        same_form = at is not None and line.prefixed == at.prefixed and line.level == at.level
+        return same_form and not _ENDS_MESSAGE.match(line.text)
 
 
 def _frame(text: str) -> Frame | None:
@@ -246,7 +279,13 @@ def exceptions_in(text: str) -> tuple[PrintedException, ...]:
 def _typed(text: str) -> tuple[str, str, str] | None:
     """Return type, wrapped type and message of a line that names an exception by itself."""
     found = _TYPED.match(text)
-    return None if found is None else (found[1], (found[2] or "").strip("()"), found[3] or "")
+    if found is None:
+        return None
+    name, message = found[1], found[3] or ""
+    half = name[: len(name) // 2]
+    if half * 2 == name:  # two ranks wrote at once: "KeyErrorKeyError: : 'id'"
+        name, message = half, message.removeprefix(": ")
+    return name, (found[2] or "").strip("()"), message
 
 
 def _named(text: str) -> tuple[str, str, str] | None:
@@ -262,7 +301,12 @@ def _named(text: str) -> tuple[str, str, str] | None:
 
 def _from_code(code: str) -> tuple[str, str]:
     """Return type and message of an exception whose last line was cut off, from the code that raised it."""
-    if code.startswith("assert"):
+    if code.startswith(("assert ", "assert(")):
         return "AssertionError", ""
     found = _RAISE.match(code)
     return (found[1], found[2].strip("()\"' ")) if found else ("", "")
+
+
+def _type_saying(message: str) -> str:
+    """Return the only type that says ``message``, if there is one."""
+    return next((name for name, form in _SAID_BY.items() if form.match(message)), "")

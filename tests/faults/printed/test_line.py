@@ -33,6 +33,13 @@ FORMS = {
     "2023-10-26 18:20:07 | ERROR | stderr |   File": ("", "stderr", "ERROR", "  File"),
     "2023-10-27 10:10:44,120\tERROR worker.py:405 -- Unhandled": ("", "worker.py:405", "ERROR", "Unhandled"),
     "INFO 02-07 04:22:10 logger.py:12] Received": ("", "logger.py:12", "INFO", "Received"),
+    "[core.py:399]   File": ("", "core.py:399", "", "  File"),
+    "2025-08-30 21:47:09.514  >> ERROR 08-30 21:47:09 [core.py:398]   File": (
+        "",
+        "core.py:398",
+        "ERROR",
+        "  File",
+    ),
     "[2025-03-01 10:00:00 TP3] Scheduler hit": ("TP3", "", "", "Scheduler hit"),
     "WARNING:root:careful": ("", "root", "WARNING", "careful"),
     "Nov 20 18:00:00 gpu7 kernel: [12345.678901] NVRM: Xid": ("gpu7", "kernel", "", "NVRM: Xid"),

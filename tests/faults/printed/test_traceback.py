@@ -159,3 +159,39 @@ def test_a_notebooks_traceback_is_read(text):
     assert one.type_name == "AssertionError"
     (frame,) = one.frames
     assert (frame.file, frame.line, frame.code) == ("~/app/a.py", 530, "assert x == 2")
+
+
+@pytest.mark.parametrize(
+    ("last", "type_name"),
+    [
+        ("type object 'TokenizerInfo' has no attribute 'from_huggingface'", "AttributeError"),
+        ("'NoneType' object has no attribute 'shape'", "AttributeError"),
+        ("list index out of range", "IndexError"),
+        ("No module named 'flash_attn'", "ModuleNotFoundError"),
+        ("f() got an unexpected keyword argument 'x'", "TypeError"),
+        ("[Errno 24] Too many open files", "OSError"),
+        ("warmup_steps must be either 0 or > 1", ""),
+    ],
+)
+def test_a_message_without_its_type_is_read(last, type_name):
+    """Where only one type says so, it is that type."""
+    (one,) = _read(f'  File "/app/a.py", line 3, in f\n    g(x)\n{last}')
+    assert (one.type_name, one.message) == (type_name, last)
+
+
+def test_a_log_line_after_cut_frames_is_no_message():
+    """It was printed by somebody else."""
+    (one,) = _read('  File "/app/a.py", line 3, in f\n    g(x)\nINFO 05-11 14:20:55 [core.py:3] going on')
+    assert (one.type_name, one.message) == ("", "")
+
+
+def test_a_variable_that_is_raised_names_no_type():
+    """`raise value` says nothing of its class."""
+    assert _read('  File "/app/a.py", line 3, in f\n    raise value')[0].type_name == ""
+    assert _read('  File "/app/a.py", line 3, in f\n    raise queue.Full("x")')[0].type_name == "queue.Full"
+
+
+def test_two_ranks_that_write_at_once_are_one_exception():
+    """Their words stand twice."""
+    (one,) = _read("KeyErrorKeyError: : 'input_ids'")
+    assert (one.type_name, one.message) == ("KeyError", "'input_ids'")

@@ -1,0 +1,56 @@
+"""Lines that hold a whole traceback: the repr of a text or of a list, or without line ends."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rayguard.faults.printed.line import Line
+
+MAX_LINES = 400
+_HEAD = "Traceback (most recent call last):"
+_FRAME = 'File "'
+_WRITTEN_END = re.compile(r"""(?<!\\)\\n(?:['"], ?['"])?""")  # "\n" as repr writes it, also between items
+_BEFORE_FRAME = re.compile(r'\s{1,8}(?=File "[^"]{1,400}", line \d{1,9})')
+_JOINED_FRAME = re.compile(r'^(File "[^"]{1,400}", line \d{1,9}(?:, in [\w.<>]{1,200})?)\s(.{0,4000})$')
+_LAST = re.compile(
+    r"^(.{0,2000}?)\s{1,8}([A-Za-z_][\w.]{0,160}(?:Error|Exception|Timeout|Interrupt)(?:: .{0,4000})?)$"
+)
+_ASSERTED = re.compile(r"^\s{0,40}(assert .{1,400}?)\s{1,8}AssertionError(?:: (.{0,2000}))?$")
+
+
+def unfolded(line: Line) -> tuple[Line, ...]:
+    """Return ``line`` as the lines that it was made of; itself where it is one."""
+    text = line.text
+    if "AssertionError" in text and (found := _ASSERTED.match(text)) is not None:
+        return (replace(line, text=f"AssertionError: {found[2] or found[1]}"),)
+    if _HEAD not in text or _FRAME not in text:
+        return (line,)
+    texts = _of_repr(text) if _WRITTEN_END.search(text) else _of_joined(text)
+    return tuple(replace(line, text=one) for one in texts[:MAX_LINES])
+
+
+def _of_repr(text: str) -> list[str]:
+    return [
+        one.replace("\\'", "'").replace('\\"', '"')
+        for one in _WRITTEN_END.split(text)
+        if one.strip("'\"[](), ")
+    ]
+
+
+def _of_joined(text: str) -> list[str]:
+    before, _, rest = text.partition(_HEAD)
+    texts = [before + _HEAD]
+    *frames, last = _BEFORE_FRAME.split(rest)
+    for frame in filter(None, map(str.strip, frames)):
+        texts += _of_frame(frame)
+    found = _LAST.match(last)
+    texts += [*_of_frame(found[1]), found[2]] if found is not None else _of_frame(last)
+    return texts
+
+
+def _of_frame(text: str) -> list[str]:
+    found = _JOINED_FRAME.match(text)
+    return [f"  {text}"] if found is None else [f"  {found[1]}", f"    {found[2]}"]
