@@ -12,14 +12,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def bounded(call: Callable[[], T], deadline_s: float, name: str = "rayguard-bounded") -> T:
-    """Run ``call`` in a thread of its own and return its result.
-
-    A call that does not end in time goes on in its thread: whoever asks must end what it waits for.
-
-    Raises:
-        TimeoutError: It took longer than ``deadline_s``.
-    """
+def begun(call: Callable[[], T], name: str) -> concurrent.futures.Future[T]:
+    """Run ``call`` in a thread of its own, and return what will have its result."""
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
@@ -29,6 +23,18 @@ def bounded(call: Callable[[], T], deadline_s: float, name: str = "rayguard-boun
             outcome.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
+    return outcome
+
+
+def bounded(call: Callable[[], T], deadline_s: float, name: str = "rayguard-bounded") -> T:
+    """Run ``call`` in a thread of its own and return its result.
+
+    A call that does not end in time goes on in its thread: whoever asks must end what it waits for.
+
+    Raises:
+        TimeoutError: It took longer than ``deadline_s``.
+    """
+    outcome = begun(call, name)
     done, _ = concurrent.futures.wait([outcome], deadline_s)
     if not done:
         raise TimeoutError(f"{name}: no result within {deadline_s:.1f} s")

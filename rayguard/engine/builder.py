@@ -6,13 +6,17 @@ Says what is wrong with a recipe at its first call. What to do when a build fail
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import multiprocessing
 import os
 import threading
+import time
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
-from rayguard.engine.bounded import bounded
+from rayguard.engine.bounded import begun
 from rayguard.engine.plain import PlainEngine
 from rayguard.engine.records import RECORDS_ENV, clear
 from rayguard.engine.settings import SAFE_SETTINGS, EngineSettings
@@ -27,14 +31,39 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from rayguard.engine.prefork import PreforkServer
+    from rayguard.engine.prefork.server import PreforkServer
     from rayguard.engine.protocol import Engine
+    from rayguard.engine.settings import Values
 
     Recipe = Callable[[EngineSettings], Any]
     Report = Callable[[Exception, Any], Future[None]]
 
 _PRELOAD_S = 60.0  # a preload takes about 10 s; past this, vLLM's own start is as good
+_CALLED_OFF_S = 30.0  # for a build that was called off: its core is killed, which it notices at once
+_LOOK_S = 0.05
+_CORE = "EngineCore"  # how vLLM names its processes (vllm/v1/engine/utils.py)
 _ONE_BUILD = threading.Lock()  # the environment and vLLM's start method are the process's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is to be built.
+
+    ``called_off`` is for a standby alone: it is built while another engine serves, so it may be called off,
+    and of what was started meanwhile only engine cores are ever ended. ``refuse`` gets its arguments first.
+    """
+
+    applied: tuple[str, ...]
+    predecessor: Engine | None
+    records: Path  # where its processes write what goes wrong
+    deadline_s: float
+    called_off: threading.Event | None = None
+    refuse: Callable[[Values], None] | None = None
+
+    @property
+    def standby(self) -> bool:
+        """Whether another engine serves."""
+        return self.called_off is not None
 
 
 class EngineBuilder:
@@ -45,13 +74,13 @@ class EngineBuilder:
         recipe: Recipe,
         report: Report,
         *,
-        records: Path,
+        records: tuple[Path, Path],
         prefork: PreforkServer | None,
         patience_s: float,
     ) -> None:
         if not callable(recipe):
             raise ConfigError(f"build_engine must be a function of the settings, got {recipe!r}")
-        self.records = records
+        self.records = records  # two folders: of the engine that serves, and of its standby
         self.mark = owner_mark(ProcessId.me())
         self._recipe = recipe
         self._report = report
@@ -61,33 +90,65 @@ class EngineBuilder:
         self._accepted: frozenset[str] | None = None
         self._base: dict[str, Any] | None = None
 
-    def build(self, applied: tuple[str, ...], predecessor: Engine | None, *, deadline_s: float) -> Engine:
+    def build(self, order: Order) -> Engine:
         """Return a new engine that does not serve yet.
 
         Raises:
             ConfigError: The recipe cannot work: it returned nothing, or ignores its settings.
-            RecoveryTimeoutError: The deadline passed; what the build had started was ended.
+            RecoveryTimeoutError: The deadline passed, or it was called off; what the build had started was
+                ended.
             Exception: Whatever the recipe raised.
         """
         settings = EngineSettings(
-            applied=applied, facts=self._facts, accepted=self._accepted, extra=_in_place_of_the_plugin()
+            applied=order.applied,
+            facts=self._facts,
+            accepted=self._accepted,
+            extra=_in_place_of_the_plugin(),
+            standby=order.standby,
+            refuse=order.refuse,
         )
-        before = set(descendants(ProcessId.me()))
-        with _ONE_BUILD, self._environment():
+        with _ONE_BUILD, self._environment(order.records):
             with harmless("records"):
-                os.close(open_private(self.records))
-                clear(self.records)
+                os.close(open_private(order.records))
+                clear(order.records)
             try:
-                built = bounded(lambda: self._construct(settings), deadline_s, "rayguard-build")
-            except TimeoutError as late:
-                self._end_what_was_started(before)
-                raise RecoveryTimeoutError(f"build_engine took over {deadline_s:.0f} s") from late
+                built = self._built(order, settings)
             except TypeError as error:
                 raise _explained(error) from error
         self._check(built, settings)
-        engine = self._adapt(built, predecessor)
+        engine = self._adapt(built, order.predecessor)
         self._facts = self._facts or engine.facts()
         return engine
+
+    def _built(self, order: Order, settings: EngineSettings) -> Any:
+        if order.called_off is not None and order.called_off.is_set():
+            raise RecoveryTimeoutError("the standby was called off before its build began")
+        serving = order.predecessor
+        if order.standby and self._accepted is not None and serving is not None and not serving.processes():
+            raise ConfigError("vLLM runs in this very process, which has room for one: no standby engine")
+        before = set(descendants(ProcessId.me()))
+        outcome = begun(lambda: self._construct(settings), "rayguard-build")
+        until = time.monotonic() + order.deadline_s
+        pause_s = _LOOK_S if order.standby else order.deadline_s
+        while not concurrent.futures.wait([outcome], min(pause_s, until - time.monotonic())).done:
+            if time.monotonic() >= until or (order.called_off is not None and order.called_off.is_set()):
+                break
+        else:
+            return outcome.result()
+        outcome.add_done_callback(self._discard)  # it may still come
+        if not order.standby:
+            self._end_what_was_started(before)
+            raise RecoveryTimeoutError(f"build_engine took over {order.deadline_s:.0f} s")
+        until = time.monotonic() + _CALLED_OFF_S
+        while not concurrent.futures.wait([outcome], _LOOK_S).done and time.monotonic() < until:
+            end(_cores_beside(before), polite_s=0.0, mark=self.mark)
+        raise RecoveryTimeoutError("the standby took too long to build, or was called off")
+
+    def _discard(self, outcome: Future[Any]) -> None:
+        """End an engine that came when nobody waited for it any more."""
+        if outcome.exception() is None and outcome.result() is not None:
+            with harmless("build"):
+                self._adapt(outcome.result(), None).close(polite_s=0.0, force_s=_CALLED_OFF_S)
 
     def _end_what_was_started(self, before: set[ProcessId]) -> None:
         # Not what serves this whole process: multiprocessing's resource tracker, the prefork server.
@@ -100,7 +161,7 @@ class EngineBuilder:
         # In the thread that builds: which start method vLLM uses is chosen per thread.
         if self._prefork is None:
             return self._recipe(settings)
-        from rayguard.engine.prefork import installed  # noqa: PLC0415 - only where there is a server
+        from rayguard.engine.prefork.server import installed  # noqa: PLC0415 - only where there is a server
 
         with installed(self._prefork, wait_s=_PRELOAD_S):
             return self._recipe(settings)
@@ -109,7 +170,7 @@ class EngineBuilder:
         """Return what the installed engine says against these safe settings, before anything is built."""
         if self._base is None or self._accepted is None:
             return ""
-        from rayguard.engine.vllm import check_arguments  # noqa: PLC0415 - only after a vLLM engine was built
+        from rayguard.engine.vllm.engine import check_arguments  # noqa: PLC0415 - only after a vLLM engine was built
 
         settings = EngineSettings(applied=applied, facts=self._facts, accepted=self._accepted)
         try:
@@ -126,11 +187,12 @@ class EngineBuilder:
                 "build_engine(settings) ignores its settings, so no restart could make the engine safer: "
                 "build it with **settings.as_kwargs(model=..., your=values)"
             )
-        self._base = settings.base
+        if not settings.standby:
+            self._base = settings.base
 
     def _adapt(self, built: Any, predecessor: Engine | None) -> Engine:
         if type(built).__module__.partition(".")[0] == "vllm":
-            from rayguard.engine.vllm import VllmEngine, accepted_arguments, is_vllm  # noqa: PLC0415
+            from rayguard.engine.vllm.engine import VllmEngine, accepted_arguments, is_vllm  # noqa: PLC0415
 
             if is_vllm(built):
                 self._accepted = accepted_arguments()
@@ -155,9 +217,9 @@ class EngineBuilder:
             self._prefork = None
 
     @contextlib.contextmanager
-    def _environment(self) -> Iterator[None]:
+    def _environment(self, records: Path) -> Iterator[None]:
         """Let the processes that are started meanwhile carry our mark and write their records."""
-        wanted = {**mark_environment(self.mark), RECORDS_ENV: str(self.records)}
+        wanted = {**mark_environment(self.mark), RECORDS_ENV: str(records)}
         before = {name: os.environ.get(name) for name in wanted}
         os.environ.update(wanted)
         try:
@@ -170,12 +232,19 @@ class EngineBuilder:
                     os.environ[name] = value
 
 
+def _cores_beside(before: set[ProcessId]) -> list[ProcessId]:
+    """Return the engine cores that this process has started since ``before``; nothing else, by name."""
+    cores = [child for child in multiprocessing.active_children() if child.name.startswith(_CORE)]
+    found = [ProcessId.of(core.pid) for core in cores if core.pid is not None]
+    return [process for process in found if process is not None and process not in before]
+
+
 def _in_place_of_the_plugin() -> dict[str, str]:
     """Return the argument that lets workers receive weights where the user has switched our plugin off."""
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is None or "rayguard" in allowed.split(","):
         return {}
-    return {"worker_extension_cls": "rayguard.engine.vllm_receiver.Receiver"}
+    return {"worker_extension_cls": "rayguard.engine.vllm.receiver.Receiver"}
 
 
 def _explained(error: TypeError) -> Exception:

@@ -1,29 +1,52 @@
 """Going on where a dead engine stopped: the request that makes a new core produce the missing rest.
 
 The frontend (in the owner's process) keeps what it received: tokens, text, log-probabilities, stop-string
-state. So the new core only needs ``prompt + tokens so far`` with the budget reduced. Works on vLLM's
-``EngineCoreRequest`` by attribute, without importing vLLM. What cannot be continued exactly says why.
+state. The new core needs the tokens so far. One that runs ``vllm.exact`` takes them as *output* and goes on
+as if nothing had happened; any other takes them as the end of a longer prompt, which is the same only for
+parameters that do not ask which tokens are output. Works on vLLM's ``EngineCoreRequest`` by attribute,
+without importing vLLM. What cannot be continued exactly says why.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+from dataclasses import dataclass
 from typing import Any
 
-# Parameters whose effect depends on which tokens are output and which are prompt, or on a hidden state in
-# the core that starts anew: continuing would give another distribution. Repetition penalty, logit bias,
-# allowed tokens, temperature, top-p and the like count prompt and output alike (measured: identical).
+MARK = "rayguard"  # in SamplingParams.extra_args: what ``vllm.exact`` reads in the core and in its workers
+
+# Parameters whose effect depends on which tokens are output and which are prompt, or on a state in the core
+# that grows with the output. Repetition penalty, logit bias, allowed tokens, temperature, top-p and the like
+# count prompt and output alike (measured: identical).
 _STATEFUL = (
     "structured_outputs",
     "presence_penalty",
     "frequency_penalty",
     "bad_words",
     "thinking_token_budget",
+    "repetition_detection",
+    "trace_decode_token_ids",
 )
+_HIDDEN = ("thinking_token_budget",)
+_GIVEN_BEFORE = ("prompt_logprobs", "prompt_logprob_token_ids")
 
 
-def why_not(request: Any) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exact:
+    """What an engine takes up as if it had never been interrupted; ``vllm.exact.exactness`` finds out.
+
+    Invariant: ``hidden`` only with ``outputs``.
+    """
+
+    outputs: bool = False  # earlier tokens count as output: penalties, bad words, grammars, budgets
+    hidden: bool = False  # what grows unseen with each token: seeded generators, thinking budgets
+
+
+PLAIN = Exact()  # an engine as vLLM made it
+
+
+def why_not(request: Any, exact: Exact = PLAIN) -> str:
     """Return why ``request`` cannot be continued from its tokens so far, or an empty string."""
     params = request.sampling_params
     if params is None:
@@ -34,31 +57,52 @@ def why_not(request: Any) -> str:
         return "its prompt has multi-modal inputs"
     if getattr(request, "resumable", False):
         return "its input is a stream"
-    for name in _STATEFUL:
+    for name in _unmet(exact):
         if getattr(params, name, None):
             return f"{name} depends on which tokens are output"
     return ""
 
 
-def continued(request: Any, tokens: list[int]) -> Any:
-    """Return a copy of ``request`` that goes on after ``tokens``.
+def _unmet(exact: Exact) -> tuple[str, ...]:
+    if not exact.outputs:
+        return _STATEFUL
+    return () if exact.hidden else _HIDDEN
 
-    ``max_tokens`` and ``min_tokens`` shrink by what is there. Prompt log-probabilities were given before
-    the cut. A seeded generator would start at its first draw again and repeat the randomness of the first
-    tokens, so the rest gets a seed of its own, derived from the old one and the place of the cut:
-    reproducible, and a valid sample, but not the tokens of an uninterrupted run.
+
+def drift(request: Any, exact: Exact = PLAIN) -> str:
+    """Return how a continued ``request`` differs from an uninterrupted one, or an empty string.
+
+    Both are samples of the same distribution: only the tokens are others.
+    """
+    params = request.sampling_params
+    if not exact.hidden and params.seed is not None and params.temperature:
+        return "its seed gives other tokens after the cut"
+    return ""
+
+
+def continued(request: Any, tokens: list[int], exact: Exact = PLAIN) -> Any:
+    """Return a copy of ``request`` that goes on after ``tokens``; prompt log-probabilities were given.
+
+    Without ``exact.hidden``, a seeded generator would start at its first draw again and repeat the
+    randomness of the first tokens; so the rest gets a seed of its own: reproducible and a valid sample,
+    but not the tokens of an uninterrupted run (``drift``).
     """
     if not tokens:
         return request
     rest = copy.copy(request)
-    params = request.sampling_params.clone()
+    params = rest.sampling_params = request.sampling_params.clone()
+    for name in _GIVEN_BEFORE:
+        if getattr(params, name, None) is not None:
+            setattr(params, name, None)
+    if params.seed is not None and not exact.hidden:
+        params.seed = seed_after(params.seed, len(tokens))
+    if exact.outputs:
+        mark = {"tokens": list(tokens), "steps": len(tokens) if exact.hidden else 0}
+        params.extra_args = {**(params.extra_args or {}), MARK: mark}
+        return rest
     if params.max_tokens is not None:
         params.max_tokens -= len(tokens)
     params.min_tokens = max(0, params.min_tokens - len(tokens))
-    params.prompt_logprobs = None
-    if params.seed is not None:
-        params.seed = _seed_after(params.seed, len(tokens))
-    rest.sampling_params = params
     rest.prompt_token_ids = [*request.prompt_token_ids, *tokens]
     return rest
 
@@ -69,6 +113,14 @@ def spent(request: Any, tokens: list[int]) -> bool:
     return limit is not None and len(tokens) >= limit
 
 
-def _seed_after(seed: int, drawn: int) -> int:
+def mark_of(params: Any) -> dict[str, Any] | None:
+    """Return what ``continued`` has written into sampling parameters: ``tokens``, and ``steps`` to replay."""
+    extra = getattr(params, "extra_args", None)
+    mark = extra.get(MARK) if extra else None
+    return mark if isinstance(mark, dict) and mark.get("tokens") else None
+
+
+def seed_after(seed: int, drawn: int) -> int:
+    """Return a seed for what comes after ``drawn`` draws from ``seed``."""
     digest = hashlib.sha256(f"{seed}:{drawn}".encode()).digest()
     return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF

@@ -74,7 +74,9 @@ def _worker_exits(log: tuple[str, ...]) -> list[str]:
 
 
 def began_at(fault: Fault) -> float | None:
-    """Return the wall-clock time of the root cause, where an engine process wrote it down."""
+    """Return the wall-clock time of the root cause: an engine process wrote it down, or fell silent then."""
+    if fault.silence is not None and fault.at > 0:
+        return fault.at - fault.silence.silent_s
     return fault.records[0].at if fault.records and fault.records[0].at > 0 else None
 
 

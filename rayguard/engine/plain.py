@@ -2,7 +2,7 @@
 
 For home-made engines and other libraries. It has no processes that we could prove to be its own, so only
 exceptions tell that it failed, and a call that was interrupted begins afresh. vLLM has an adapter of its
-own (``rayguard.engine.vllm``).
+own (``rayguard.engine.vllm.engine``).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from rayguard.engine.protocol import Carried, Engine, EngineProcess, Progress, Verdicts
-from rayguard.engine.weights import WeightReceipt
+from rayguard.engine.weights.version import WeightReceipt
 from rayguard.errors import WeightsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rayguard.engine.weights import Weights
+    from rayguard.engine.weights.version import Weights
     from rayguard.faults.fault import ProcessExit
 
 

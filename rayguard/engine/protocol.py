@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rayguard.engine.weights import WeightReceipt, Weights
+    from rayguard.engine.weights.canary import Canary
+    from rayguard.engine.weights.version import WeightReceipt, Weights
     from rayguard.faults.fault import ProcessExit, Role
     from rayguard.process.identity import ProcessId
 
@@ -40,6 +41,13 @@ class Progress:
     tokens: int = 0
     running: tuple[str, ...] = ()
     held: tuple[str, ...] = ()  # suspects that wait for their turn
+    # Only in what ``closely`` returns:
+    beginning: int | None = None  # of those running: without a token from this life; None: nobody knows
+    ahead: int = 0  # prompt tokens that may be computed for them before the next turn
+    computed: int = 0  # prompt tokens of requests that were seen to begin in this life; only grows
+    asked: int = 0  # calls to the engine that are no requests and not answered yet (a weight push)
+    unread: int = 0  # what the engine has sent and the owner has not taken
+    paused: bool = False  # by its owner: requests wait for as long as that pleases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +80,11 @@ class Engine(Protocol):
         """Whether ``handle`` belongs to an event loop."""
 
     @property
+    def loop(self) -> Any:
+        """The running event loop that reads what the engine sends; None where no loop does."""
+        return None
+
+    @property
     def life(self) -> object:
         """What a failure names to say which life it saw fail; a report about an older one is late."""
 
@@ -90,6 +103,10 @@ class Engine(Protocol):
 
     def progress(self) -> Progress:
         """Return what came out so far. Cheap, from any thread."""
+
+    def closely(self) -> Progress:
+        """Return the progress and what the engine is doing. For the watch alone, twice a second."""
+        return self.progress()
 
     def interrupt(self, error: Exception) -> None:
         """Wake every caller that waits on this engine with ``error``. From any thread, never blocks."""
@@ -110,6 +127,14 @@ class Engine(Protocol):
 
     def receipts(self, *, deadline_s: float) -> Sequence[WeightReceipt]:
         """Return what each rank reports to have now; none where something may have changed it unseen."""
+
+    def canary(self, *, deadline_s: float) -> Canary | None:  # noqa: ARG002 - for those that can
+        """Return what it answers to the canary's prompt; None where it cannot, or not cheaply.
+
+        Raises:
+            TimeoutError: The deadline passed.
+        """
+        return None
 
     def can_push(self) -> bool:
         """Whether ``push`` can be called now (an engine on an event loop needs that loop first)."""

@@ -2,7 +2,7 @@
 
 vLLM tells its caller only that the engine is dead; the true exception is logged in another process.
 Here it is put on disk, before that process says anything to anybody. Who installs the handler where is
-``vllm_plugin.py``; what the records mean is decided in ``rayguard.faults``.
+``vllm/plugin.py``; what the records mean is decided in ``rayguard.faults``.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rayguard.engine.evidence import gather
-from rayguard.engine.protocol import Verdicts
+from rayguard.engine.protocol import Carried, Verdicts
 from rayguard.engine.story import Story
 from rayguard.errors import ConfigError, EngineHungError, GaveUpError, WeightSourceError
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
@@ -23,7 +23,7 @@ from rayguard.recovery.tally import TALLY
 
 if TYPE_CHECKING:
     from rayguard.engine.lives import Lives
-    from rayguard.engine.protocol import Carried, Engine
+    from rayguard.engine.protocol import Engine
     from rayguard.engine.surroundings import Surroundings
     from rayguard.faults.fault import Fault, Silence
     from rayguard.recovery.policy import GuardPolicy
@@ -80,6 +80,8 @@ class Recovery:
         self._obey(decision, story, error)
         verdicts = _verdicts(decision, story)
         old.interrupt(_as_exception(error, silence))
+        if self._taken_over(verdicts, story):
+            return
         stayed = self._lives.end()
         if stayed:
             story.note(f"engine processes that would not die: {', '.join(map(str, stayed))}")
@@ -100,7 +102,7 @@ class Recovery:
 
     def facts(self, engine: Engine | None, error: BaseException | None, silence: Silence | None) -> Fault:
         """Return what is known about a failure now."""
-        return gather(engine, error, self._lives.builder.records, self._since, silence)
+        return gather(engine, error, self._lives.records, self._since, silence)
 
     def verdict(self, fault: Fault) -> Diagnosis:
         """Return what it is; never fails."""
@@ -115,18 +117,33 @@ class Recovery:
             confidence=0.0,
         )
 
+    def _taken_over(self, verdicts: Verdicts, story: Story) -> bool:
+        """Let the standby go on; where there is none, or anything goes wrong with it, an engine is built."""
+        since = self._around.now()
+        taken: Carried | str = "the standby failed as it took over"
+        with harmless("standby"):
+            taken = self._lives.take_over(self.state.applied, verdicts)
+        if not isinstance(taken, Carried):
+            if taken:
+                story.note(taken)
+            return False
+        self._since = since
+        story.note("the standby engine took over")
+        self._recovered(taken, story)
+        return True
+
     def _go_on(self, verdicts: Verdicts, story: Story | None) -> None:
         while True:
             self._since = self._around.now()
             try:
                 carried = self._lives.begin(self.state.applied, verdicts)
                 break
-            except Exception as broken:  # noqa: BLE001 - a failed build is diagnosed like any other fault
+            except Exception as broken:
+                if self._lives.closed:
+                    raise
                 story = self._build_failed(broken, story)
         if story is not None:
-            self._count(carried)
-            self._remember()
-            story.close(Outcome.RECOVERED, carried)
+            self._recovered(carried, story)
 
     def _build_failed(self, broken: Exception, story: Story | None) -> Story | None:
         """Decide what a failed build means; returns when it is to be tried again."""
@@ -165,13 +182,18 @@ class Recovery:
         if remedy.action is Action.RESTART_PROCESS:
             _log.warning("rayguard: this process ends so that Ray starts it anew: %s", incident.cause)
             self._around.die()
-        self._lives.end()
+        self._lives.give_up()
         advice = incident.advice or "read `rayguard incidents`"
         cause = f"{incident.cause}; {remedy.reason}"
         tried = tuple(label for label, _at in self.state.tried)
         final = GaveUpError(self._around.target, cause, tried, advice)
         attach(final, incident)
         raise final from error
+
+    def _recovered(self, carried: Carried, story: Story) -> None:
+        self._count(carried)
+        self._remember()
+        story.close(Outcome.RECOVERED, carried)
 
     def _count(self, carried: Carried) -> None:
         self.tally.restarts += 1

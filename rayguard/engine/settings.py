@@ -1,7 +1,7 @@
 """Safe settings: what each rung of the ladder means to an engine, in vLLM's own argument names.
 
 Pure. Which rung comes when is ``rayguard.recovery``; whether the installed vLLM accepts the result is
-asked by ``rayguard.engine.vllm`` before an engine is built with it.
+asked by ``rayguard.engine.vllm.engine`` before an engine is built with it.
 """
 
 from __future__ import annotations
@@ -77,12 +77,15 @@ class EngineSettings:
 
     ``facts`` holds what a running engine was seen to use (``max_model_len`` and the like), for settings
     that depend on others; ``accepted`` the argument names that the installed engine knows (None: any).
+    ``standby`` says that the engine is to wait beside the one that serves: in the same memory.
     """
 
     applied: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     accepted: frozenset[str] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)  # what rayguard itself needs; yours comes first
+    standby: bool = False
+    refuse: Callable[[Values], None] | None = None  # raises when there is no room for these arguments
     base: Values | None = None  # what the recipe passed to as_kwargs; None: it never asked
 
     def __post_init__(self) -> None:
@@ -110,4 +113,7 @@ class EngineSettings:
         """
         self.base = base
         known = {k: v for k, v in DEFAULTS.items() if self.accepted is None or k in self.accepted}
-        return {**known, **self.extra, **base, **self.overrides(base)}
+        wanted = {**known, **self.extra, **base, **self.overrides(base)}
+        if self.refuse is not None:
+            self.refuse({**self.facts, **wanted})
+        return wanted

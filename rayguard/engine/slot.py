@@ -8,14 +8,16 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from rayguard.engine.builder import EngineBuilder
-from rayguard.engine.current import CurrentWeights
 from rayguard.engine.lives import Lives
-from rayguard.engine.prefork import PreforkServer
+from rayguard.engine.prefork.server import PreforkServer
 from rayguard.engine.recovery import Recovery
-from rayguard.engine.sources import as_source
+from rayguard.engine.standby import Standby
 from rayguard.engine.supervisor import EngineSupervisor
 from rayguard.engine.surroundings import Surroundings
 from rayguard.engine.watch import EngineWatch
+from rayguard.engine.weights.canaries import Canaries
+from rayguard.engine.weights.current import CurrentWeights
+from rayguard.engine.weights.sources import as_source
 from rayguard.recovery.harmless import harmless
 from rayguard.recovery.policy import GuardPolicy
 from rayguard.recovery.tally import TALLY
@@ -39,7 +41,7 @@ def engine_slot(
 ) -> EngineSupervisor:
     """Return a supervisor for engines made by ``recipe(settings)``; call ``start`` on it.
 
-    ``weights`` is anything ``rayguard.engine.sources.as_source`` takes, or None for engines that keep the
+    ``weights`` is anything ``weights.sources.as_source`` takes, or None for engines that keep the
     weights they were built with.
     """
     policy, around = policy or GuardPolicy(), surroundings or Surroundings()
@@ -51,15 +53,19 @@ def engine_slot(
     def noticed(engine: Engine, silence: Silence | None) -> None:
         slot[0].noticed(engine, silence)
 
-    server = PreforkServer() if policy.prefork and find_spec("vllm") is not None else None
+    server = PreforkServer() if policy.standby is not None and find_spec("vllm") is not None else None
     if server is not None:
         server.start()
-    lives = Lives(
-        EngineBuilder(recipe, report, records=_records(around), prefork=server, patience_s=policy.patience_s),
-        EngineWatch(policy, noticed, TALLY.engine(around.target)),
-        CurrentWeights(None if weights is None else as_source(weights), policy.weights_deadline_s),
-        policy,
+    tally = TALLY.engine(around.target)
+    builder = EngineBuilder(
+        recipe, report, records=_records(around), prefork=server, patience_s=policy.patience_s
     )
+    source = None if weights is None else as_source(weights)
+    canaries = Canaries(policy.canary_tolerance, around)
+    current = CurrentWeights(source, policy.weights_deadline_s, canaries)
+    lives = Lives(builder, EngineWatch(policy, noticed, tally, around=around), current, policy)
+    if policy.standby == "engine":
+        lives.standby = Standby(builder, current, policy, tally)
     supervisor = EngineSupervisor(lives, Recovery(lives, policy, around), policy, around)
     slot.append(supervisor)
     threading.Thread(target=_read_catalog, name="rayguard-catalog", daemon=True).start()
@@ -74,5 +80,6 @@ def _read_catalog() -> None:
         catalog_in_use()
 
 
-def _records(around: Surroundings) -> Path:
-    return around.home() / "records" / f"{os.getpid()}-{around.target}"
+def _records(around: Surroundings) -> tuple[Path, Path]:
+    name = f"{os.getpid()}-{around.target}"
+    return around.home() / "records" / name, around.home() / "records" / f"{name}-standby"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,18 +34,13 @@ class Story:
         self._around = surroundings
         began = began_at(fault)
         self.incident = replace(
-            Incident.of(fault, diagnosis),
-            target=surroundings.target,
-            actor_id=surroundings.actor_id,
-            job_id=surroundings.job_id,
-            node=surroundings.node,
-            pid=os.getpid(),
-            incarnation=surroundings.incarnation,
+            surroundings.signed(Incident.of(fault, diagnosis)),
             epoch=epoch,
             detected_at=detected_at,
             detect_s=None if began is None else max(0.0, detected_at - began),
             requests=requests,
             tokens_lost=None if requests else 0,
+            notes=() if fault.silence is None else fault.silence.evidence,
         )
         self._write()
 

@@ -12,6 +12,7 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from rayguard.engine.standby import NO_STANDBY
 from rayguard.errors import ConfigError, GaveUpError
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.faults.fault import Role
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rayguard.engine.protocol import Engine
     from rayguard.engine.recovery import Recovery
     from rayguard.engine.surroundings import Surroundings
+    from rayguard.engine.weights.current import Doubt, Proof
     from rayguard.faults.fault import Silence
     from rayguard.recovery.policy import GuardPolicy
 
@@ -96,22 +98,44 @@ class EngineSupervisor:
             raise ConfigError("the engine was stopped")
         return engine
 
-    def bring_weights(self) -> str:
+    @property
+    def proof(self) -> Proof:
+        """What the serving engine has proved to hold, and what it answered with it."""
+        return self._lives.weights.proof
+
+    def bring_weights(self, doubt: Doubt | None = None) -> str:
         """Bring the serving engine to the source's current version and return that.
 
+        With ``doubt``, also where it proves to have it: engines with the same weights answer otherwise.
+
         Raises:
-            WeightsError: The source failed or its weights are unfit; the engine keeps what it had. An
-                engine that a failed push left half loaded is rebuilt instead.
+            WeightsError: The source failed or its weights are unfit; the engine keeps what it had, or
+                serves nobody where its answers showed it. One that a failed push left half loaded, or that
+                goes on answering otherwise than it should, is rebuilt instead.
         """
-        engine = self.engine(self.patience_s)
-        try:
-            self._lives.weights.bring(engine)
-        except Exception as error:
-            if not self._lives.weights.pending:
-                raise
-            self.report(error, engine.life).result(self.patience_s)
+        while True:
+            engine = self.engine(self.patience_s)
+            try:
+                self._lives.weights.bring(engine, doubt)
+                break
+            except Exception as error:
+                if self._replaced(engine):
+                    continue  # once more, for the one that serves now; the budget bounds how often
+                if not self._lives.weights.pending or self._lives.weights.refused:
+                    raise
+                self.report(error, engine.life).result(self.patience_s)
+                if not self._lives.weights.refused:
+                    break
         self._publish()
         return self._lives.weights.version
+
+    def _replaced(self, engine: Engine) -> bool:
+        """Say whether another engine serves now, waiting for a recovery that is under way."""
+        healing = self._healing
+        if healing is not None and not healing.done():
+            healing.result(self.patience_s)
+            return True
+        return self.final is None and self._lives.engine is not engine
 
     def maintain(self) -> None:
         """Between requests: begin to take one safe setting back when its probation is due.
@@ -147,6 +171,7 @@ class EngineSupervisor:
             "tokens_generated": 0 if progress is None else progress.tokens,
             "restarts": tally.restarts,
             "pids": {"core": next(iter(pids[Role.ENGINE_CORE]), None), "workers": pids[Role.ENGINE_WORKER]},
+            **(NO_STANDBY if self._lives.standby is None else self._lives.standby.status()),
         }
 
     def close(self, polite_s: float = 2.0) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,3 +56,15 @@ class Surroundings:
     restartable: Callable[[], bool] = field(default=lambda: False)
     die: Callable[[], object] = field(default=lambda: os._exit(1))
     now: Callable[[], float] = time.time
+
+    def signed(self, incident: Incident) -> Incident:
+        """Return ``incident`` with whose it is."""
+        return replace(
+            incident,
+            target=self.target,
+            actor_id=self.actor_id,
+            job_id=self.job_id,
+            node=self.node,
+            pid=os.getpid(),
+            incarnation=self.incarnation,
+        )

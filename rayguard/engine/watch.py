@@ -1,7 +1,8 @@
 """Noticing that an engine failed when nobody asks it: its processes die, or it falls silent.
 
 Deaths come by push (pidfd); silence is looked for twice a second, and only while requests wait. The verdict
-on silence is ``rayguard.process.watchdog``'s; what is done about either is the supervisor's.
+on silence is ``rayguard.process.watchdog``'s, the evidence for it is gathered in ``silence.py``; what is done
+about either is the supervisor's.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from rayguard.faults.fault import Role, Silence
+from rayguard.engine.blocked import BlockedLoop
+from rayguard.engine.phase import phase_of, signs
+from rayguard.engine.protocol import Progress
+from rayguard.engine.silence import Spending, examine
 from rayguard.process.deaths import DeathWatch
-from rayguard.process.watchdog import Observation, Watchdog
+from rayguard.process.watchdog import Limits, Observation, Watchdog
 from rayguard.recovery.tally import TALLY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rayguard.engine.protocol import Engine
+    from rayguard.engine.surroundings import Surroundings
+    from rayguard.faults.fault import Silence
     from rayguard.process.identity import ProcessId
     from rayguard.recovery.policy import GuardPolicy
     from rayguard.recovery.tally import EngineTally
@@ -29,17 +35,30 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("rayguard")
 _INTERVAL_S = 0.5
+_SUSPICIOUS = 0.25  # of the idle limit: from then on helpers of the engine's processes are looked at too
 
 
 class EngineWatch:
-    """Watches one engine at a time; ``on_failure`` is called from a thread of its own."""
+    """Watches one engine at a time; ``on_failure`` is called from a thread of its own.
 
-    def __init__(self, policy: GuardPolicy, on_failure: OnFailure, tally: EngineTally) -> None:
+    ``around`` is told of a blocked event loop, which is no failure of the engine.
+    """
+
+    def __init__(
+        self,
+        policy: GuardPolicy,
+        on_failure: OnFailure,
+        tally: EngineTally,
+        *,
+        around: Surroundings | None = None,
+    ) -> None:
         self._policy = policy
         self._tally = tally
         self._on_failure = on_failure
+        self._around = around
         self._deaths = DeathWatch()
         self._engine: Engine | None = None
+        self._looking: _Look | None = None  # the watch thread's own
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -68,43 +87,85 @@ class EngineWatch:
         self._on_failure(engine, None)
 
     def _run(self) -> None:
-        watched: Engine | None = None
-        watchdog = self._new_watchdog()
         while not self._stop.wait(_INTERVAL_S):
-            if self._engine is not watched:
-                watched, watchdog = self._engine, self._new_watchdog()
-            if watched is None or not watched.processes():
-                continue
             try:
-                self._look(watched, watchdog)
+                engine = self._engine
+                if engine is None or not engine.processes():
+                    self._looking = None
+                    continue
+                looking = self._looking
+                if looking is None or looking.engine is not engine:
+                    looking = self._looking = _Look(engine, self._policy, self._around)
+                silence = looking.look()
+                self._count(looking.before)
+                if silence is not None and self._engine is engine:
+                    self._on_failure(engine, silence)
             except Exception:  # noqa: BLE001 - where the watcher runs: a broken look must not end the watch
                 _log.exception("rayguard: looking at the engine failed")
                 TALLY.guard_error("watch")
 
-    def _look(self, engine: Engine, watchdog: Watchdog) -> None:
-        progress = engine.progress()
+    def _count(self, progress: Progress) -> None:
         self._tally.requests_running = len(progress.running)
         self._tally.tokens_generated = progress.tokens
-        processes = [known.process for known in engine.processes()]
-        verdict = watchdog.see(
-            Observation(
-                at_s=time.monotonic(),
-                progress=progress.turns,
-                running=len(progress.running),
-                cpu_s=sum(process.cpu_s() for process in processes) if progress.running else 0.0,
-                states=tuple(process.state() for process in processes) if progress.running else (),
-            )
-        )
-        if verdict is None:
-            return
-        silence = Silence(
-            role=Role.ENGINE_CORE,
-            silent_s=verdict.silent_s,
-            requests=verdict.requests,
-            states=tuple((p.pid, state) for p, state in zip(processes, verdict.states, strict=False)),
-        )
-        self._on_failure(engine, silence)
 
-    def _new_watchdog(self) -> Watchdog:
-        policy = self._policy
-        return Watchdog(policy.hang_stopped_s, policy.hang_idle_s, policy.hang_busy_s, _INTERVAL_S)
+
+class _Look:
+    """Looks at one life of one engine, again and again."""
+
+    def __init__(self, engine: Engine, policy: GuardPolicy, around: Surroundings | None) -> None:
+        self.engine = engine
+        self.before = Progress()
+        self._limits = _limits(engine, policy)
+        self._watchdog = Watchdog(self._limits)
+        self._spending = Spending(engine.processes())
+        self._blocked = BlockedLoop(policy.hang_idle_s, around)
+        self._signs = 0
+        self._most = 0  # prompt tokens computed between two looks
+
+    def look(self) -> Silence | None:
+        """Take one look; return what is known of a silence that is a hang."""
+        progress, before = self.engine.closely(), self.before
+        self.before = progress
+        self._most = max(self._most, progress.computed - before.computed)
+        waiting = len(progress.running) + progress.asked
+        self._signs += signs(progress, before)
+        reads = not waiting or self._blocked.reads(self.engine.loop, waiting)
+        suspicious = self._silent_s() >= _SUSPICIOUS * self._limits.idle_s
+        states = self._spending.look(family=suspicious) if waiting else ()
+        seen = Observation(
+            at_s=time.monotonic(),
+            progress=self._signs,
+            running=waiting,
+            cpu_s=self._spending.total_s,
+            states=states,
+            phase=phase_of(progress, before=before, most=self._most, owner_reads=reads),
+        )
+        verdict = self._watchdog.see(seen)
+        state = self._watchdog.state
+        if state is not None and state.since is seen:
+            self._spending.begin()
+        if verdict is None:
+            return None
+        examined = examine(verdict, self._spending.suspects(verdict.silent_s), self._limits)
+        now = self.engine.closely()
+        if signs(now, progress) > 0 or (now.unread and not progress.unread):
+            return None  # it came back while we looked closer
+        if examined.compiles:
+            self._watchdog.excuse()
+            return None
+        self._watchdog.start_again()
+        return examined.silence
+
+    def _silent_s(self) -> float:
+        state = self._watchdog.state
+        return 0.0 if state is None else state.newest.at_s - state.since.at_s
+
+
+def _limits(engine: Engine, policy: GuardPolicy) -> Limits:
+    return Limits(
+        stopped_s=policy.hang_stopped_s,
+        idle_s=policy.hang_idle_s,
+        busy_s=policy.hang_busy_s,
+        interval_s=_INTERVAL_S,
+        whole_prompts=engine.facts().get("enable_chunked_prefill") is False,
+    )

@@ -1,4 +1,4 @@
-"""A scripted engine for fast tests: the same contract as the real ones, no processes, no vLLM.
+"""A scripted engine for fast tests: the same contract as the real ones, no vLLM, no processes unless asked.
 
 It answers from a seeded rule (token i of a prompt is a function of prompt, i and weights), dies when told,
 and heals like vLLM does: a successor goes on with unanswered requests from their tokens so far. Not for
@@ -7,6 +7,7 @@ showing that something works on a real engine; for that there is vLLM on the CPU
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from rayguard.engine.protocol import Carried, Engine, EngineProcess, Progress, Verdicts
-from rayguard.engine.weights import WeightReceipt
+from rayguard.engine.weights.version import WeightReceipt
+from rayguard.faults.fault import ProcessExit, Role
+from rayguard.process.identity import ProcessId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
-    from rayguard.engine.weights import Weights
-    from rayguard.faults.fault import ProcessExit
+    from rayguard.engine.weights.version import Weights
 
     Report = Callable[[Exception, Any], Future[None]]
 
@@ -49,9 +51,19 @@ def answer(prompt: int, tokens: int, weights: str = "") -> list[int]:
 
 
 class FakeLLM:
-    """What the user's code holds. ``script`` is called before each token and may raise to kill the engine."""
+    """What the user's code holds. ``script`` is called before each token and may raise to kill the engine.
 
-    def __init__(self, script: Callable[[FakeLLM, FakeRequest], None] | None = None, **settings: Any) -> None:
+    ``on_push`` is called with each version that is pushed, and may raise; ``takes_weights`` says whether it
+    can be pushed to now. With ``process`` it has one of its own, which does nothing but live.
+    """
+
+    def __init__(
+        self,
+        script: Callable[[FakeLLM, FakeRequest], None] | None = None,
+        *,
+        process: bool = False,
+        **settings: Any,
+    ) -> None:
         self.settings = settings
         self.script = script
         self.weights = ""
@@ -62,6 +74,9 @@ class FakeLLM:
         self.report: Report | None = None
         self.suspects: list[str] = []
         self.lock = threading.Lock()
+        self.on_push: Callable[[str], None] = lambda _version: None
+        self.takes_weights = True
+        self.process = subprocess.Popen(["sleep", "3600"]) if process else None
 
     def generate(self, prompts: Sequence[int], max_tokens: int = 16) -> list[FakeRequest]:
         """Answer every prompt; across deaths, where someone takes reports."""
@@ -117,6 +132,8 @@ class FakeEngine(Engine):
         self.closed = False
         self.pushes = 0
         self._receipts: list[WeightReceipt] = []
+        started = None if built.process is None else ProcessId.of(built.process.pid)
+        self._known = () if started is None else (EngineProcess(Role.ENGINE_CORE, started),)
 
     @property
     @override
@@ -144,11 +161,14 @@ class FakeEngine(Engine):
 
     @override
     def processes(self) -> tuple[EngineProcess, ...]:
-        return ()
+        return self._known
 
     @override
     def exits(self) -> tuple[ProcessExit, ...]:
-        return ()
+        process = self._built.process
+        if process is None or process.poll() is None:
+            return ()
+        return (ProcessExit(role=Role.ENGINE_CORE, pid=process.pid, exitcode=process.returncode),)
 
     @override
     def progress(self) -> Progress:
@@ -166,6 +186,9 @@ class FakeEngine(Engine):
     @override
     def close(self, *, polite_s: float, force_s: float) -> tuple[EngineProcess, ...]:
         self.closed = True
+        if self._built.process is not None:
+            self._built.process.kill()
+            self._built.process.wait(force_s)
         return ()
 
     @override
@@ -174,10 +197,12 @@ class FakeEngine(Engine):
 
     @override
     def can_push(self) -> bool:
-        return True
+        return self._built.takes_weights
 
     @override
     def push(self, weights: Weights, *, deadline_s: float) -> Sequence[WeightReceipt]:
+        self._receipts = []
+        self._built.on_push(weights.version)
         self._built.weights = weights.version
         if self.handle.core is self._life:
             self.handle.weights = weights.version

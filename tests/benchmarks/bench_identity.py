@@ -1,8 +1,9 @@
-"""Requests interrupted at random moments: is greedy output bit-identical, how soon is a death seen?
+"""Requests interrupted at random moments: is their output bit-identical, how soon is a death seen?
 
 Real vLLM on the CPU in this process; each trial kills the engine core or its worker with SIGKILL after a
-random number of tokens of a batch of eight, and compares tokens, text and log-probabilities with an
-undisturbed run. Last line JSON. ``python -m tests.benchmarks.bench_identity --trials 50``
+random number of tokens of a batch of all kinds of sampling (``tests.engine.kinds``), and compares tokens,
+text and log-probabilities with an undisturbed run. Last line JSON.
+``python -m tests.benchmarks.bench_identity --trials 50``
 """
 
 from __future__ import annotations
@@ -13,39 +14,36 @@ import os
 import random
 import statistics
 import tempfile
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
-from tests.engine.real import ENVIRONMENT, PROMPTS, Owner, incidents, told
+from tests.engine.kinds import Roomy, generate, kinds_of, model
+from tests.engine.real import ENVIRONMENT, incidents
 
 
-def run(trials: int, seed: int) -> dict[str, float]:
-    from vllm import SamplingParams
-
-    from examples.grpo.model import build
-
+def run(trials: int, seed: int) -> dict[str, Any]:
     dice = random.Random(seed)
     folder = Path(tempfile.mkdtemp(prefix="rayguard-identity-"))
     os.environ["RAYGUARD_HOME"] = str(folder / "home")
-    owner = Owner(str(build(folder / "model", 0)), "LLM")
+    owner = Roomy(model(folder / "model"), "LLM")
     from rayguard import GuardPolicy, RestartBudget
 
     often = RestartBudget(max_restarts=10 * trials, within_s=3600.0)  # the faults are ours, not the engine's
     owner.start_engine(policy=GuardPolicy(engine_budget=often))
-    params = SamplingParams(
-        temperature=0, max_tokens=100, logprobs=1, ignore_eos=True, repetition_penalty=1.3
-    )
-
-    def generate():
-        return owner.with_engine(lambda engine: engine.generate(PROMPTS, params, use_tqdm=False))
-
-    undisturbed = told(generate())
-    total = sum(len(o[0][0]) for o in undisturbed)
+    kinds = kinds_of(owner)
+    undisturbed = generate(owner, kinds)
+    total = sum(len(sample[0]) for samples, _ in undisturbed.values() for sample in samples)
+    others: Counter[str] = Counter()
     different, detected, recovered, lost, misread = 0, [], [], 0, 0
     for trial in range(trials):
         which = dice.choice(["core", "worker"])
         before = len(incidents())
-        with owner.struck(which, after_tokens=dice.randrange(1, total - 8)) as struck:
-            different += told(generate()) != undisturbed
+        with owner.struck(which, after_tokens=dice.randrange(1, total - 200)) as struck:
+            answers = generate(owner, kinds)
+        wrong = [name for name in kinds if answers[name] != undisturbed[name]]
+        others.update(wrong)
+        different += bool(wrong)
         (incident,) = incidents()[before:]
         detected.append(max(0.0, incident.detected_at - struck[0][1]))
         recovered.append(incident.recover_s or 0.0)
@@ -62,6 +60,7 @@ def run(trials: int, seed: int) -> dict[str, float]:
     return {
         "trials": trials,
         "not_identical": different,
+        "not_identical_kinds": dict(others),
         "tokens_lost": lost,
         "misread": misread,
         "detect_median_s": round(statistics.median(detected), 4),

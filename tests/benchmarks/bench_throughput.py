@@ -149,7 +149,8 @@ async def replay_async(client, requests: list, steps: int) -> float:
 
 def added_s(outputs: list) -> dict[str, float]:
     """Return what each healing client adds to one block, in seconds: the least of many runs."""
-    from rayguard.engine.vllm_client import AsyncHealingClient, SyncHealingClient
+    from rayguard.engine.vllm.async_client import AsyncHealingClient
+    from rayguard.engine.vllm.sync_client import SyncHealingClient
 
     ids = dict.fromkeys(output.request_id for sent in outputs for output in sent.outputs)
     requests = [SimpleNamespace(request_id=request_id) for request_id in ids]

@@ -14,7 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
-from rayguard.engine import vllm_plugin
+from rayguard.engine.vllm import plugin
 from rayguard.process.identity import OWNER_ENV, ProcessId, owner_mark, owner_of
 
 LOGGING = {
@@ -29,10 +29,10 @@ seen_by_receiver = []
 
 def receiver():
     """Stand in for what would import the real vLLM."""
-    seen_by_receiver.append(vllm_plugin._here.deaths is not None)
+    seen_by_receiver.append(plugin._here.deaths is not None)
 
 
-vllm_plugin.install_receiver = receiver  # at import: spawned processes import this file too
+plugin.install_receiver = receiver  # at import: spawned processes import this file too
 
 
 def death_signal():
@@ -66,7 +66,7 @@ def fail(text):
 def worker(path, start, what):
     logging.config.dictConfig(LOGGING)  # vLLM's worker_main does, before it loads plugins
     if start == "spawn":
-        vllm_plugin.install()
+        plugin.install()
     fail("worker")
     report(path)
     FOR_EVER.wait()
@@ -79,8 +79,8 @@ def core(path, start, what):
         report(path)
         while owner.alive():
             FOR_EVER.wait(0.02)
-    vllm_plugin.install()
-    vllm_plugin.install()
+    plugin.install()
+    plugin.install()
     fail("core")
     report(path, records=os.environ.get("RAYGUARD_RECORDS"))
     if what != "late":
@@ -92,7 +92,7 @@ def core(path, start, what):
 
 
 def helper(path, *_):
-    vllm_plugin.install()
+    plugin.install()
     fail("helper")
     report(path)
 
@@ -100,7 +100,7 @@ def helper(path, *_):
 def own(path, core_start, worker_start, what):
     if what != "stranger":
         os.environ[OWNER_ENV] = owner_mark(ProcessId.me())
-    vllm_plugin.install()
+    plugin.install()
     fail("owner")
     report(path)
     target, name = (helper, None) if what == "helper" else (core, "EngineCore")

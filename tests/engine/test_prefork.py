@@ -21,8 +21,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rayguard.engine import prefork, prefork_process
-from rayguard.engine.prefork import PreforkServer
+from rayguard.engine.prefork import process as prefork_process
+from rayguard.engine.prefork import server as prefork
+from rayguard.engine.prefork.server import PreforkServer
 from rayguard.process.identity import OWNER_ENV, ProcessId, owned_by, owner_mark
 from rayguard.recovery.tally import TALLY
 
@@ -402,7 +403,7 @@ def test_a_server_with_engines_is_kept_when_it_is_replaced(tmp_path, monkeypatch
 
 OWNER = """
 import os, sys, threading, time
-from rayguard.engine.prefork import PreforkServer
+from rayguard.engine.prefork.server import PreforkServer
 server = PreforkServer(("tabnanny",))
 server.start()
 assert server.ready(30)
@@ -531,7 +532,7 @@ def test_a_script_without_a_guarded_main_ends_as_with_spawn(tmp_path):
     script.write_text(
         textwrap.dedent("""
         import json, os, sys
-        from rayguard.engine.prefork import PreforkServer
+        from rayguard.engine.prefork.server import PreforkServer
         class Mine:
             value = 5
         def told(thing):

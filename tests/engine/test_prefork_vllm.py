@@ -18,7 +18,7 @@ PRELUDE = """
 import asyncio, json, os, signal, sys, threading, time
 import psutil
 import tiny_qwen
-from rayguard.engine.prefork import PreforkServer, installed
+from rayguard.engine.prefork.server import PreforkServer, installed
 from rayguard.recovery.tally import TALLY
 
 MODEL = sys.argv[1]

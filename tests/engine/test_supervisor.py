@@ -16,7 +16,7 @@ from rayguard.actors.guard import guard
 from rayguard.actors.mixins import RolloutMixin
 from rayguard.engine.slot import engine_slot
 from rayguard.engine.surroundings import Surroundings
-from rayguard.engine.weights import Weights
+from rayguard.engine.weights.version import Weights
 from rayguard.errors import ConfigError, GaveUpError, WeightsError
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
 from rayguard.recovery.budget import RestartBudget
@@ -27,7 +27,7 @@ from rayguard.testing.fakes import FakeEngineDeadError, FakeLLM, answer
 from tests.engine.contract import check_contract
 
 POLICY = GuardPolicy(
-    prefork=False,
+    standby=None,
     engine_budget=RestartBudget(max_restarts=4, within_s=600.0),
     build_deadline_s=5.0,
     weights_deadline_s=5.0,
@@ -178,7 +178,7 @@ def test_an_engine_that_always_dies_ends_in_an_error_that_tells_all(around, jour
         around,
         Kills(times=10**6, at=1),
         policy=GuardPolicy(
-            prefork=False, quarantine_after=5, engine_budget=RestartBudget(max_restarts=4, within_s=600.0)
+            standby=None, quarantine_after=5, engine_budget=RestartBudget(max_restarts=4, within_s=600.0)
         ),
     )
     with pytest.raises(GaveUpError, match="look at the prompt") as caught:
@@ -406,7 +406,7 @@ def test_a_build_that_never_ends_is_ended_by_its_deadline(around):
     """Every wait has a deadline."""
     stop = threading.Event()
     policy = GuardPolicy(
-        prefork=False,
+        standby=None,
         build_deadline_s=0.2,
         quarantine_after=1,
         engine_budget=RestartBudget(max_restarts=1, within_s=60.0),
@@ -563,3 +563,26 @@ def test_the_fake_keeps_the_contract_of_the_real_engines(around):
             assert kills.left == 0
 
     check_contract(Fake())
+
+
+def test_a_slot_that_is_closed_while_it_recovers_begins_no_further_life(around):
+    """Its engine would outlive it, and nobody would end it."""
+    building, go_on, built = threading.Event(), threading.Event(), []
+
+    def recipe(settings):
+        if built:  # the second one: the slot is closed meanwhile
+            building.set()
+            go_on.wait(10)
+        built.append(FakeLLM(None, **settings.as_kwargs(max_num_seqs=16)))
+        return built[-1]
+
+    slot = engine_slot(recipe, policy=POLICY, surroundings=around)
+    slot.start()
+    first = slot.engine(1.0)
+    healing = slot.report(RuntimeError("the engine is dead"), first.life)
+    assert building.wait(10)
+    slot.close(0.0)
+    go_on.set()
+    with pytest.raises(ConfigError, match="stopped"):
+        healing.result(10)
+    assert len(built) == 2, "no third try"

@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 from rayguard.engine.protocol import Verdicts
-from rayguard.engine.vllm_client import AsyncHealingClient
+from rayguard.engine.vllm.async_client import AsyncHealingClient
 
 
 class Core:
@@ -28,12 +28,12 @@ def client_of(core):
 
 def request(name):
     """As little of a request as ``continued`` looks at when no token came yet."""
-    return SimpleNamespace(request_id=name, prompt_token_ids=[1])
+    return SimpleNamespace(request_id=name, external_req_id=None, prompt_token_ids=[1])
 
 
 def test_a_request_that_comes_while_a_new_core_takes_over_reaches_it(monkeypatch):
-    """It was booked after the plan was made, and sent to the core that is no more."""
-    monkeypatch.setattr("rayguard.engine.vllm_client.continued", lambda request, _tokens: request)
+    """It was booked after the plan was made: it goes to the new core, once."""
+    monkeypatch.setattr("rayguard.engine.vllm.client.continued", lambda request, *_: request)
     old, new = Core(), Core()
 
     async def play():
@@ -47,5 +47,5 @@ def test_a_request_that_comes_while_a_new_core_takes_over_reaches_it(monkeypatch
         assert client.core is new
 
     asyncio.run(play())
-    assert old.got == ["a", "b"]
+    assert old.got == ["a"]
     assert new.got == ["a", "b", "c"]

@@ -12,6 +12,7 @@ import pytest
 
 from examples.grpo.model import build
 from rayguard import GuardPolicy, RestartBudget
+from rayguard.engine.continuation import PLAIN
 from rayguard.recovery.incident import Outcome
 from tests.engine.contract import check_contract
 from tests.engine.real import ENVIRONMENT, LONG, PROMPTS, Owner, collect, incidents, told
@@ -150,8 +151,9 @@ def test_several_samples_and_stop_strings_survive_the_cut(harness):
         assert told(harness.generate(PROMPTS[:4], params)) == wanted
 
 
-def test_what_cannot_be_continued_begins_afresh_and_is_counted_as_lost(harness):
-    """A presence penalty depends on which tokens are output: the whole answer is made anew, and is right."""
+def test_what_cannot_be_continued_begins_afresh_and_is_counted_as_lost(harness, monkeypatch):
+    """A presence penalty where the engine cannot be told what was output: made anew as a whole, and right."""
+    monkeypatch.setattr("rayguard.engine.vllm.engine.exactness", lambda *_: PLAIN)
     params = greedy(presence_penalty=0.7)
     wanted = told(harness.generate(PROMPTS[:3], params))
     with harness.owner.struck("core", after_tokens=60):

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rayguard.engine import vllm_plugin
 from rayguard.engine.records import read_records
+from rayguard.engine.vllm import plugin
 from rayguard.faults.fault import Role
 from rayguard.process.identity import OWNER_ENV, ProcessId, owned_by, owner_mark
 
@@ -205,9 +205,9 @@ def test_install_never_raises(monkeypatch, caplog, tmp_path):
         raise ZeroDivisionError
 
     monkeypatch.setenv("RAYGUARD_RECORDS", str(tmp_path))
-    monkeypatch.setattr(vllm_plugin, "_install", broken)
-    monkeypatch.setattr(vllm_plugin._here, "pid", 0)  # an engine of another test may have installed us
-    vllm_plugin.install()
+    monkeypatch.setattr(plugin, "_install", broken)
+    monkeypatch.setattr(plugin._here, "pid", 0)  # an engine of another test may have installed us
+    plugin.install()
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -216,7 +216,7 @@ def test_vllm_finds_the_plugin():
     from importlib.metadata import entry_points
 
     (ours,) = [p for p in entry_points(group="vllm.general_plugins") if p.name == "rayguard"]
-    assert ours.load() is vllm_plugin.install
+    assert ours.load() is plugin.install
 
 
 # -- with the real vLLM ------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rayguard.engine import vllm_receiver
-from rayguard.engine.vllm_receiver import NOTHING, Receiver, install_receiver
-from rayguard.engine.weights import WeightReceipt, Weights, verify
+from rayguard.engine.vllm import receiver
+from rayguard.engine.vllm.receiver import NOTHING, Receiver, install_receiver
+from rayguard.engine.weights.version import WeightReceipt, Weights, verify
 from rayguard.errors import WeightsError
 from rayguard.recovery.tally import TALLY
 from rayguard.testing.tiny_qwen import tiny_model
@@ -24,8 +24,8 @@ TOKENS = 12
 # How the methods come into the workers: by the plugin, by the extension class, by both at once.
 KINDS = {
     "async-tied": {"plugins": "rayguard", "extension": ""},
-    "sync-untied": {"plugins": "none", "extension": f"{vllm_receiver.__name__}.Receiver"},
-    "sync-bf16": {"plugins": "rayguard", "extension": f"{vllm_receiver.__name__}.Receiver"},
+    "sync-untied": {"plugins": "none", "extension": f"{receiver.__name__}.Receiver"},
+    "sync-bf16": {"plugins": "rayguard", "extension": f"{receiver.__name__}.Receiver"},
 }
 
 
@@ -173,9 +173,9 @@ def test_install_is_idempotent_and_reaches_subclasses(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "vllm.v1", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "vllm.v1.worker", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, vllm_receiver.WORKER_MODULE, SimpleNamespace(WorkerBase=WorkerBase))
+    monkeypatch.setitem(sys.modules, receiver.WORKER_MODULE, SimpleNamespace(WorkerBase=WorkerBase))
     monkeypatch.setattr(
-        sys.modules["vllm.v1.worker"], "worker_base", sys.modules[vllm_receiver.WORKER_MODULE], raising=False
+        sys.modules["vllm.v1.worker"], "worker_base", sys.modules[receiver.WORKER_MODULE], raising=False
     )
     monkeypatch.setattr(sys.modules["vllm.v1"], "worker", sys.modules["vllm.v1.worker"], raising=False)
     monkeypatch.setattr(sys.modules["vllm"], "v1", sys.modules["vllm.v1"], raising=False)
@@ -186,7 +186,7 @@ def test_install_is_idempotent_and_reaches_subclasses(monkeypatch):
 
 def test_install_never_raises(monkeypatch, caplog):
     """A vLLM that is other than we know still starts; the failure is logged and counted."""
-    monkeypatch.setitem(sys.modules, vllm_receiver.WORKER_MODULE, None)
+    monkeypatch.setitem(sys.modules, receiver.WORKER_MODULE, None)
     before = TALLY.guard_errors["vllm_receiver"]
     assert install_receiver() is False
     assert TALLY.guard_errors["vllm_receiver"] == before + 1
@@ -196,7 +196,7 @@ def test_install_never_raises(monkeypatch, caplog):
 def test_a_process_without_workers_does_not_load_vllm():
     """Installing in a process that only looks at settings costs nothing."""
     code = (
-        "from rayguard.engine.vllm_receiver import install_receiver; import sys;"
+        "from rayguard.engine.vllm.receiver import install_receiver; import sys;"
         "assert install_receiver() is False;"
         "print([m for m in ('vllm', 'torch', 'ray', 'numpy') if m in sys.modules])"
     )

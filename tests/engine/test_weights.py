@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayguard.engine import spill as spilling
-from rayguard.engine.sources import (
+from rayguard.engine.weights import spill as spilling
+from rayguard.engine.weights.sources import (
     CallbackWeights,
     CheckpointWeights,
     FixedWeights,
@@ -26,9 +26,9 @@ from rayguard.engine.sources import (
     WeightSource,
     as_source,
 )
-from rayguard.engine.spill import sendable, spill
-from rayguard.engine.tensorfile import BLOCK_BYTES
-from rayguard.engine.weights import WeightReceipt, Weights, check, verify
+from rayguard.engine.weights.spill import sendable, spill
+from rayguard.engine.weights.tensorfile import BLOCK_BYTES
+from rayguard.engine.weights.version import WeightReceipt, Weights, check, verify
 from rayguard.errors import ConfigError, WeightsError
 
 
@@ -295,6 +295,14 @@ def test_large_payloads_travel_as_a_file_that_goes_away(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_two_pushes_of_the_same_weights_do_not_share_a_file(tmp_path):
+    """The first to end would take the other's away."""
+    with sendable(WANTED, str(tmp_path), limit_bytes=8) as one_way:
+        with sendable(WANTED, str(tmp_path), limit_bytes=8):
+            pass
+        assert Path(one_way.path).read_bytes() == GOOD
+
+
 def test_spilled_weights_go_away_when_the_push_fails(tmp_path):
     """Also then."""
     with pytest.raises(WeightsError, match="refused"), sendable(WANTED, str(tmp_path), limit_bytes=8):
@@ -553,7 +561,7 @@ def test_checkpoints_that_come_and_go_while_they_are_looked_for(tmp_path):
 def test_weights_load_neither_torch_nor_ray():
     """Nor numpy nor vLLM: the value is in every process."""
     code = (
-        "import sys, rayguard.engine.sources, rayguard.engine.spill;"
+        "import sys, rayguard.engine.weights.sources, rayguard.engine.weights.spill;"
         "print([m for m in ('ray', 'torch', 'vllm', 'numpy', 'safetensors') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -1,0 +1,200 @@
+"""Whoever asks: each id has one question and one answer, whoever asks for it and how often.
+
+Knows nothing of actors. What an answer is made of is ``core``'s; what survives the owner is the ``ledger``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rayguard.actors.pool.ledger import NoLedger
+from rayguard.actors.pool.ledger_records import Past
+from rayguard.actors.pool.wire import Failed, Finished
+from rayguard.errors import DeadlineError, QuarantinedError, RequestError
+from rayguard.metrics.pool_tally import RequestOutcome
+from rayguard.recovery.harmless import harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from rayguard.actors.pool.book import Book
+    from rayguard.actors.pool.entries import Entry
+    from rayguard.actors.pool.request import Request
+    from rayguard.actors.pool.result import Sample
+    from rayguard.actors.pool.wire import Event
+    from rayguard.metrics.pool_tally import PoolTally
+
+REMEMBERED = 8192  # answers, for callers that ask for the same once more
+
+
+@dataclass(slots=True)
+class Ticket:
+    """Who waits for a request."""
+
+    request: Request
+    fingerprint: str
+    future: asyncio.Future[Sample]
+    began: float
+    expiry: asyncio.TimerHandle | None = None
+
+
+class Desk:
+    """Tickets of those who wait, and answers for those who ask again.
+
+    Invariant: an id has a ticket exactly while its entry is in the book; its future is set once.
+    """
+
+    def __init__(self, book: Book, expired: Callable[[str], None], tally: PoolTally) -> None:
+        self.tally = tally
+        self.ledger = NoLedger()
+        self.tickets: dict[str, Ticket] = {}
+        self.answered: OrderedDict[str, tuple[str, Sample]] = OrderedDict()
+        self._book = book
+        self._expired = expired
+        self._listeners: dict[str, list[Callable[[Event], None]]] = {}
+
+    def take_up(self, ledger: NoLedger) -> int:
+        """Go on where the owner's life before this one ended; return how many tokens were kept."""
+        self.ledger, past, ledger.past = ledger, ledger.past, Past()
+        self.answered.update((name, (a.fingerprint, a.sample)) for name, a in past.answered.items())
+        self._forget_oldest()
+        for owed in past.owed:
+            future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody asks
+            request = owed.request
+            self.tickets[request.id] = Ticket(request, owed.fingerprint, future, time.monotonic())
+            self._book.accept(request, owed.generated)
+        return sum(len(owed.generated) for owed in past.owed)
+
+    def ask(
+        self, request: Request, deadline_s: float | None, *, keep: bool = False
+    ) -> tuple[asyncio.Future[Sample], bool]:
+        """Take a request; return its future, and whether it is new here. ``keep``: put it into the ledger.
+
+        Raises:
+            RequestError: Its id was used for another question.
+        """
+        fingerprint = request.fingerprint
+        known = self.tickets.get(request.id)
+        if known is not None:
+            self._same(request, known.fingerprint, fingerprint)
+            if known.expiry is None:
+                self._expire(known, deadline_s)
+            return known.future, False
+        answered = self.answered.get(request.id)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Sample] = loop.create_future()
+        if answered is not None:
+            self._same(request, answered[0], fingerprint)
+            future.set_result(answered[1])
+            return future, False
+        ticket = Ticket(request, fingerprint, future, time.monotonic())
+        self._expire(ticket, deadline_s)
+        self.tickets[request.id] = ticket
+        self._book.accept(request)
+        if keep:
+            self.ledger.accepted(request, fingerprint)
+        return future, True
+
+    def _expire(self, ticket: Ticket, deadline_s: float | None) -> None:
+        if deadline_s is not None:
+            loop = asyncio.get_running_loop()
+            ticket.expiry = loop.call_later(deadline_s, self._expired, ticket.request.id)
+
+    @staticmethod
+    def _same(request: Request, known: str, asked: str) -> None:
+        if known != asked:
+            raise RequestError(
+                request.id, "this id was used for another prompt or other sampling options: give each its own"
+            )
+
+    def knows(self, request_id: str) -> bool:
+        """Say whether an id was asked for here."""
+        return request_id in self.tickets or request_id in self.answered
+
+    def listen(self, request_id: str, listener: Callable[[Event], None]) -> None:
+        """Call ``listener`` with what happens to a request."""
+        self._listeners.setdefault(request_id, []).append(listener)
+
+    def of_groups(self, names: Collection[str]) -> list[str]:
+        """Return the ids of the requests of these prompts."""
+        return [request_id for request_id, ticket in self.tickets.items() if ticket.request.group in names]
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Forget answers that nobody will ask for again."""
+        for request_id in request_ids:
+            self.answered.pop(request_id, None)
+        self.ledger.gone(request_ids)
+
+    def dispatched(self, given: Mapping[str, Sequence[Entry]]) -> None:
+        """Note how long requests waited that go to an engine for the first time."""
+        with harmless("metrics"):
+            now, tickets = time.monotonic(), self.tickets
+            self.tally.waited(
+                [now - tickets[e.request.id].began for new in given.values() for e in new if e.runs == 1]
+            )
+
+    def deliver(self, name: str, entry: Entry, sample: Sample) -> None:
+        """Hand an answer to whoever waits, and keep it for who asks again."""
+        ticket = self.tickets.pop(entry.request.id, None)
+        if ticket is None:
+            return
+        prompt = sample.prompt_token_ids or ticket.request.prompt
+        sample = replace(
+            sample,
+            engine=name,
+            prompt_token_ids=() if isinstance(prompt, str) else tuple(prompt),
+            restarted=(*entry.afresh, *sample.restarted),
+        )
+        self.tally.delivered += 1
+        self.answered[entry.request.id] = (ticket.fingerprint, sample)
+        self.ledger.answered(entry.request.id, ticket.fingerprint, sample)
+        self._forget_oldest()
+        self.tell(Finished(entry.request.id, sample))
+        self._close(ticket)
+        if not ticket.future.done():
+            ticket.future.set_result(sample)
+
+    def _forget_oldest(self) -> None:
+        while len(self.answered) > REMEMBERED:
+            self.ledger.gone((self.answered.popitem(last=False)[0],))
+
+    def fail(self, request_id: str, error: Exception, outcome: RequestOutcome | None = None) -> None:
+        """Tell whoever waits that there will be no answer."""
+        ticket = self.tickets.pop(request_id, None)
+        if ticket is None:
+            return
+        self.tally.unanswered[(outcome or _outcome(error)).value] += 1
+        self.ledger.gone((request_id,))
+        self.tell(Failed(request_id, error))
+        self._close(ticket)
+        if not ticket.future.done():
+            ticket.future.set_exception(error)
+            ticket.future.exception()  # where nobody waits any more, asyncio need not complain of that
+
+    def tell(self, event: Event) -> None:
+        """Tell the listeners of a request what happened to it."""
+        for listener in self._listeners.get(event.id, ()):
+            with harmless("pool"):
+                listener(event)
+
+    def _close(self, ticket: Ticket) -> None:
+        self._listeners.pop(ticket.request.id, None)
+        if ticket.expiry is not None:
+            ticket.expiry.cancel()
+
+
+def _outcome(error: Exception) -> RequestOutcome:
+    match error:
+        case QuarantinedError():
+            return RequestOutcome.QUARANTINED
+        case RequestError():
+            return RequestOutcome.REFUSED
+        case DeadlineError():
+            return RequestOutcome.LATE
+        case _:
+            return RequestOutcome.FAILED

@@ -1,0 +1,52 @@
+"""The progress bar of a batch, on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from rayguard.recovery.harmless import harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rayguard.actors.pool.result import Generation
+
+
+@contextmanager
+def bar(
+    total: int, *, wanted: bool | None, engines: Callable[[], str]
+) -> Iterator[Callable[[Generation], None]]:
+    """Give a function that is told of each answer; shows a bar on a terminal, or when it is ``wanted``."""
+    if wanted is False or (wanted is None and not sys.stderr.isatty()):
+        yield lambda _: None
+        return
+    columns = (
+        TextColumn("generating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]:,} tokens, {task.fields[engines]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task, tokens = progress.add_task("", total=total, tokens=0, engines=engines()), 0
+
+        def seen(generation: Generation) -> None:
+            nonlocal tokens
+            with harmless("progress"):
+                tokens += sum(len(sample.generated) for sample in generation.samples)
+                progress.update(task, advance=1, tokens=tokens, engines=engines())
+
+        yield seen

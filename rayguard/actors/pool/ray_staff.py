@@ -1,0 +1,195 @@
+"""Rollout actors on Ray: hired, watched, dismissed. The real ``staff.Staff`` and ``wire.Member``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+from rayguard.actors.pool.member import PoolMember
+from rayguard.actors.tokens import left_in
+from rayguard.errors import ConfigError
+from rayguard.process.deaths import DeathWatch
+from rayguard.process.group import end_group_of
+from rayguard.process.identity import ProcessId
+from rayguard.recovery.harmless import harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rayguard.actors.pool.request import Order
+    from rayguard.actors.pool.wire import Hello, Report
+    from rayguard.engine.generated import Generated
+
+_log = logging.getLogger("rayguard")
+
+
+class RayMember:
+    """One rollout actor, by its handle. Ray repeats no call: a new process would know nothing of it."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    async def hello(self) -> Hello:
+        """Say hello."""
+        hello: Hello = await self._call("rayguard_hello")
+        return hello
+
+    async def submit(self, session: str, orders: Sequence[Order]) -> None:
+        """Hand over requests."""
+        await self._call("rayguard_submit", session, orders)
+
+    async def poll(self, session: str, taken: int, wait_s: float) -> Report:
+        """Ask what happened."""
+        report: Report = await self._call("rayguard_poll", session, taken, wait_s)
+        return report
+
+    async def abort(self, session: str, ids: Sequence[str]) -> None:
+        """Give up requests."""
+        await self._call("rayguard_abort", session, ids)
+
+    async def update_weights(self, session: str) -> str:
+        """Bring the engine to the current weights."""
+        version: str = await self._call("rayguard_update_weights", session)
+        return version
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        call = getattr(self.handle, name).options(max_task_retries=0, retry_exceptions=False)
+        return await asyncio.wrap_future(call.remote(*arguments).future())
+
+
+class RayStaff:
+    """Hires actors of one class, with the same arguments."""
+
+    def __init__(
+        self, cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> None:
+        self._actor_class = actor_class(cls, options)
+        self.target = f"RolloutPool({getattr(cls, '__name__', None) or self._actor_class.__name__})"
+        self._args, self._kwargs = args, dict(kwargs)
+        self._members: dict[str, RayMember] = {}
+        self._lives: dict[str, ProcessId] = {}
+        self._deaths = DeathWatch("rayguard-pool-deaths")
+        self.node_id = _here("node_id")
+        self.gcs_address = _here("gcs_address")
+
+    def hire(self, name: str) -> RayMember:
+        """Create the actor; its engine is built meanwhile."""
+        member = self._members[name] = RayMember(self._actor_class.remote(*self._args, **self._kwargs))
+        return member
+
+    def handle(self, name: str) -> Any:
+        """Return the actor's handle."""
+        return self._members[name].handle
+
+    def dismiss(self, name: str) -> None:
+        """End the actor for good, beside."""
+        self._unwatch(name)
+        member = self._members.pop(name, None)
+        if member is not None:
+            _aside(lambda: _kill(member.handle, no_restart=True))
+
+    def restart(self, name: str) -> None:
+        """End the actor's process, so that Ray starts it anew."""
+        process, member = self._lives.get(name), self._members.get(name)
+        if process is not None:
+            with harmless("pool"):
+                if process.alive():
+                    os.kill(process.pid, signal.SIGKILL)  # at once; Ray waits 5 s for one that is stopped
+                return
+        if member is not None:
+            _aside(lambda: _kill(member.handle, no_restart=False))
+
+    def left_behind(self, hello: Hello) -> Mapping[str, Generated]:
+        """Read the dead life's token log, where it ran on this node."""
+        return left_in(hello.token_log) if hello.node_id and hello.node_id == self.node_id else {}
+
+    def state(self, name: str) -> str | None:
+        """Return the kernel's letter of the actor's process, None where it cannot be seen from here."""
+        process = self._lives.get(name)
+        return None if process is None else process.state()
+
+    def watch(self, name: str, hello: Hello, gone: Callable[[str], None]) -> None:
+        """Learn of the process's death from the kernel, where it runs on this node."""
+        self._unwatch(name)
+        if not hello.node_id or hello.node_id != self.node_id:
+            return
+        process = ProcessId(hello.pid, hello.started)
+
+        def died(dead: ProcessId) -> None:
+            gone(f"its process {dead.pid} died")
+            with harmless("pool"):
+                left = end_group_of(dead)
+                if left:
+                    _log.warning("rayguard: process %d left %d forked children; ended", dead.pid, len(left))
+
+        self._lives[name] = process
+        self._deaths.watch(process, died)
+
+    def _unwatch(self, name: str) -> None:
+        process = self._lives.pop(name, None)
+        if process is not None:
+            self._deaths.unwatch(process)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        self._deaths.close()
+
+
+def actor_class(cls: Any, options: Mapping[str, Any]) -> Any:
+    """Return the actor class to hire: the user's, that takes a pool's requests as well.
+
+    Raises:
+        ConfigError: The class owns no engine.
+    """
+    import ray  # noqa: PLC0415 - only where actors are made
+    from ray.actor import ActorClass  # noqa: PLC0415
+
+    given: dict[str, Any] = {}
+    plain = cls
+    if isinstance(cls, ActorClass):
+        given = {name: value for name, value in cls._default_options.items() if value is not None}
+        plain = cls.__ray_metadata__.modified_class.__ray_actor_class__
+    is_member = hasattr(plain, "rayguard_hello")  # it takes a pool's requests itself: in tests
+    if not isinstance(plain, type) or not (is_member or hasattr(plain, "build_engine")):
+        raise ConfigError(
+            "RolloutPool needs a class with build_engine(self, settings), as rayguard.RolloutMixin says; "
+            f"got {cls!r}"
+        )
+    made = (
+        plain
+        if is_member
+        else type(
+            plain.__name__, (PoolMember, plain), {"__module__": plain.__module__, "__doc__": plain.__doc__}
+        )
+    )
+    made.__qualname__ = plain.__qualname__
+    chosen = {**given, **options}
+    return ray.remote(**chosen)(made) if chosen else ray.remote(made)
+
+
+def _kill(handle: Any, *, no_restart: bool) -> None:
+    import ray  # noqa: PLC0415
+
+    if ray.is_initialized():
+        ray.kill(handle, no_restart=no_restart)
+
+
+def _aside(work: Callable[[], None]) -> None:
+    def run() -> None:
+        with harmless("pool"):
+            work()
+
+    threading.Thread(target=run, name="rayguard-pool-kill", daemon=True).start()
+
+
+def _here(what: str) -> str:
+    import ray  # noqa: PLC0415
+
+    with harmless("pool"):
+        context = ray.get_runtime_context()
+        return str(context.get_node_id() if what == "node_id" else context.gcs_address)
+    return ""

@@ -1,0 +1,1 @@
+"""Processes with vLLM imported, from which engine cores start in two seconds."""

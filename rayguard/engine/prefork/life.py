@@ -1,0 +1,216 @@
+"""One life of the prefork server's process: started, asked, ended.
+
+Covers: executing it with the mark of its owner and what it needs to know, what it reported about its
+preload, whether its environment is still the owner's, and its end, by force at a deadline. Does NOT
+decide when a server is wanted or replaced: that is ``rayguard.engine.prefork.server``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from multiprocessing import connection, spawn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from rayguard.engine.prefork import child, preload
+from rayguard.engine.prefork.process import complain
+from rayguard.process.identity import ProcessId, mark_environment, owner_mark
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MAIN = (
+    "import json, sys; told = sys.argv[1]; sys.path[:] = json.loads(told)['sys_path']; "
+    "from rayguard.engine.prefork.preload import serve; serve(told)"
+)
+_LONGEST_FOLDER = 100  # a socket's path has at most 107 characters
+_SHORT_FOLDER = "/tmp"  # noqa: S108 - for a private folder in it
+# NVML and CUDA start in the child; the other is applied there.
+_FIT_IN_CHILD = frozenset({"CUDA_VISIBLE_DEVICES", child.DYNAMIC_THREADS})
+
+
+class Life:
+    """One server process, from its start to its end."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._environ = os.environ | mark_environment(owner_mark(ProcessId.me()))
+        self._owner_pid = os.getpid()
+        self._report: dict[str, Any] | None = None
+        self._report_lock = threading.Lock()
+        self._complained = False
+        self.refused = False  # by its own judgement: another one would refuse too
+        self._folder = _private_folder()
+        self.address = f"{self._folder}/socket"
+        alive_r, self._alive_w = os.pipe()
+        self._reader, report_w = connection.Pipe(duplex=False)
+        _let_go_in_forks()
+        _lives.add(self)
+        try:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(self.address)
+                listener.listen()
+                passed = {"listener": listener.fileno(), "alive": alive_r, "report": report_w.fileno()}
+                self._popen = self._execute(modules, passed)
+        except BaseException:
+            os.close(self._alive_w)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        finally:
+            os.close(alive_r)
+            report_w.close()
+
+    def _execute(self, modules: Sequence[str], passed: dict[str, int]) -> subprocess.Popen[bytes]:
+        path = [os.fspath(entry) if entry else os.getcwd() for entry in sys.path]  # noqa: PTH109 - a string
+        told = json.dumps({**passed, "modules": modules, "sys_path": path, "folder": self._folder})
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+        # OpenBLAS (numpy's, scipy's) starts its threads when it is loaded, unless it is to have one.
+        return subprocess.Popen(
+            [os.fsdecode(spawn.get_executable()), *flags, "-c", _MAIN, told],
+            env={**self._environ, "OPENBLAS_NUM_THREADS": "1"},
+            pass_fds=tuple(passed.values()),
+            stdin=subprocess.DEVNULL,
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._popen.pid
+
+    @property
+    def alive(self) -> bool:
+        """False also in a process that was forked from the owner: the server is not its own."""
+        return self._owner_pid == os.getpid() and self._popen.poll() is None
+
+    def refusal(self, timeout_s: float) -> str | None:
+        """Return why it does not serve, '' when it serves, None when it has not said so in time."""
+        if self._report is None and connection.wait([self._reader], timeout_s):
+            with self._report_lock:
+                if self._report is None:
+                    self._report = self._received()
+        return None if self._report is None else self._report["refusal"]
+
+    def _received(self) -> dict[str, Any]:
+        try:
+            report: dict[str, Any] = json.loads(self._reader.recv_bytes())
+        except (EOFError, OSError):
+            why = f"it ended during its preload (exit code {self._popen.poll()})"
+            return {"refusal": why, "read": [], "environ": {}}
+        self.refused = bool(report["refusal"])
+        return report
+
+    def changed(self) -> tuple[str, ...]:
+        """Return the environment variables that its preload read and that are others now."""
+        now, report = os.environ, self._report or {"read": [], "environ": self._environ}
+        read = {*report["read"], *preload.read_in_c({*now, *self._environ})}
+        # vLLM sets some at its import, in the owner as in the server: the values before and after are right.
+        ends = (self._environ, report["environ"])
+        differs = {name for name in read if now.get(name) not in {end.get(name) for end in ends}}
+        if now.get("OMP_NUM_THREADS", "").isdigit():
+            differs.discard("OMP_NUM_THREADS")  # the child applies it
+        if "LD_PRELOAD" in differs and self._has_loaded(now.get("LD_PRELOAD", "")):
+            differs.discard("LD_PRELOAD")  # vLLM's CPU platform sets it to torch's own libgomp
+        return tuple(sorted(differs - _FIT_IN_CHILD))
+
+    def _has_loaded(self, libraries: str) -> bool:
+        try:
+            maps = Path(f"/proc/{self.pid}/maps").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        return all(library in maps for library in re.split(r"[ :]+", libraries))
+
+    def stopped(self) -> bool:
+        """Say whether a signal stopped it: asking it to fork would take until the deadline."""
+        this = ProcessId.of(self.pid)
+        return this is not None and this.state() in {"T", "t"}
+
+    def complain_once(self, what: str) -> bool:
+        """Log and count ``what``, unless this life was complained about before."""
+        with self._report_lock:
+            first, self._complained = not self._complained, True
+        if first:
+            complain(what)
+        return first
+
+    def children(self) -> bool:
+        """Say whether an engine hangs on it."""
+        try:
+            return bool(psutil.Process(self.pid).children())
+        except psutil.Error:
+            return False
+
+    def end(self, deadline_s: float) -> None:
+        """Ask it to end, by force at the deadline. One that still imports would not hear: at once."""
+        if self._owner_pid != os.getpid():
+            return
+        self.let_go()
+        if self._report is None:
+            self._popen.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(deadline_s)
+        self._popen.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(deadline_s + 1.0)
+        self._reader.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def let_go(self) -> None:
+        """Close the alive pipe: the owner to end the server, its forks so as not to keep it alive."""
+        if self._alive_w >= 0:
+            os.close(self._alive_w)
+            self._alive_w = -1
+
+
+def _private_folder() -> str:
+    """Make the folder for the socket, after removing those of servers that were killed with their owners.
+
+    Named after this boot of this machine: a folder that several share shows sockets of others as dead.
+    """
+    prefix = f"rayguard-prefork-{Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii')[:8]}-"
+    for place in {tempfile.gettempdir(), _SHORT_FOLDER}:
+        for folder in Path(place).glob(f"{prefix}*"):
+            if _nobody_listens(folder / "socket"):
+                shutil.rmtree(folder, ignore_errors=True)
+    made = tempfile.mkdtemp(prefix=prefix)
+    if len(made) <= _LONGEST_FOLDER:
+        return made
+    shutil.rmtree(made)
+    return tempfile.mkdtemp(prefix=prefix, dir=_SHORT_FOLDER)
+
+
+def _nobody_listens(address: Path) -> bool:
+    """Ask with the wrong type of socket: a living server refuses that unseen, a dead one differently."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(os.fspath(address))
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # EPROTOTYPE: it lives; ENOENT: it is just being made; EACCES: another user's
+            return False
+    return False
+
+
+_lives: weakref.WeakSet[Life] = weakref.WeakSet()
+
+
+@functools.cache
+def _let_go_in_forks() -> None:
+    """Once per process: a fork of the owner (a DataLoader worker, say) must not keep servers alive."""
+
+    def let_go() -> None:
+        for life in [*_lives]:
+            life.let_go()
+
+    os.register_at_fork(after_in_child=let_go)

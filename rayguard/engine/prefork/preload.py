@@ -1,0 +1,148 @@
+"""The prefork server's own process: imports vLLM once, then forks on request.
+
+Covers: the imports, which environment variables they made constants of, refusing to serve when they
+left something behind that a fork cannot carry (threads, a CUDA context), and answering with the loop of
+``multiprocessing.forkserver``. Does NOT start or stop the server: ``server``; what its
+children do first: ``child``; the protocol between owner and server: ``process``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+from collections import deque
+from multiprocessing import connection, forkserver
+from typing import TYPE_CHECKING, Any
+
+from rayguard.engine.prefork.child import device_state, fork_workers, threads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+VLLM_MODULES = (
+    "vllm",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.executor.uniproc_executor",
+)
+TITLE = "rayguard::prefork"
+EXIT_REFUSED = 3
+
+# Read by C code when a library is loaded, so that no Python hook sees it.
+_READ_IN_C = re.compile(r"(OMP|KMP|GOMP|MKL|PYTORCH|MALLOC|LD)_")
+
+
+def serve(arguments: str) -> None:
+    """Run the server (in its own process) until its owner closes the alive pipe.
+
+    ``arguments`` is JSON: ``listener``, ``alive``, ``report`` (file descriptors), ``modules`` and
+    ``folder`` (holds the socket; removed at the end, whoever else is dead by then).
+    """
+    told: dict[str, Any] = json.loads(arguments)
+    with contextlib.suppress(ImportError):
+        # Before any variable changes: later it would not find the arguments' place, and engines forked
+        # from here would be called "python" for ever.
+        importlib.import_module("setproctitle").setproctitle(TITLE)
+    # A thread of the owner may have blocked SIGCHLD; exit codes would then never be sent.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    read: set[str] = set()
+    try:
+        refusal = preload(told["modules"], read)
+    except BaseException as error:  # noqa: BLE001 - whatever an import raises, the owner must be told
+        refusal = f"{type(error).__name__}: {error}"
+    report = {"refusal": refusal, "read": sorted(read), "environ": dict(os.environ)}
+    with connection.Connection(told["report"], readable=False) as pipe:
+        pipe.send_bytes(json.dumps(report).encode())
+    try:
+        if not refusal:
+            forkserver.main(told["listener"], told["alive"], [])
+    except SystemExit:
+        pass  # the owner let go of the alive pipe, or died
+    finally:
+        shutil.rmtree(told["folder"], ignore_errors=True)
+        # Not sys.exit: finalizing an interpreter with torch and vLLM in it takes a second, in which
+        # the engines forked from here would go on without anybody.
+        os._exit(EXIT_REFUSED if refusal else 0)
+
+
+def preload(modules: Iterable[str], read: set[str]) -> str:
+    """Import ``modules``; return why this process must not be forked, or an empty string.
+
+    Each environment variable that is looked up meanwhile goes into ``read``: some module has made a
+    constant of it, and a child cannot take over a new value.
+    """
+    with _noting_lookups(read):
+        for name in modules:
+            importlib.import_module(name)
+        if "vllm" in sys.modules:
+            _import_worker()
+            fork_workers()
+    gc.collect()
+    gc.freeze()  # else each child's first collection touches, and so copies, every page
+    return _unfit_to_fork() or _unfit_when_forked()
+
+
+@contextlib.contextmanager
+def _noting_lookups(read: set[str]) -> Iterator[None]:
+    environ = type(os.environ)
+    getitem, iterate = environ.__getitem__, environ.__iter__
+    copying: deque[Any] = deque()  # a copy of all takes each name, then each value in the same order
+
+    def noting_getitem(self: Any, key: Any) -> Any:
+        if copying and copying[0] == key:
+            copying.popleft()
+        else:
+            copying.clear()
+            read.add(os.fsdecode(key))  # ``os.environb`` is of this class too
+        return getitem(self, key)
+
+    def noting_iterate(self: Any) -> Iterator[Any]:
+        copying.clear()
+        for key in iterate(self):
+            copying.append(key)
+            yield key
+
+    environ.__getitem__, environ.__iter__ = noting_getitem, noting_iterate  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        environ.__getitem__, environ.__iter__ = getitem, iterate  # type: ignore[method-assign]
+
+
+def read_in_c(environ: Iterable[str]) -> set[str]:
+    """Return the names of ``environ`` that C libraries read when they are loaded."""
+    return {name for name in environ if _READ_IN_C.match(name)}
+
+
+def _import_worker() -> None:
+    """Import the worker of this machine's platform; vLLM names its class only in a config."""
+    from vllm.platforms import current_platform  # noqa: PLC0415 - vLLM is imported by ``preload`` only
+
+    if current_platform.is_cpu():
+        importlib.import_module("vllm.v1.worker.cpu_worker")
+    elif current_platform.is_cuda_alike():
+        importlib.import_module("vllm.v1.worker.gpu_worker")
+
+
+def _unfit_to_fork() -> str:
+    """Return what a fork of this process would break on, or an empty string."""
+    strangers = threads().keys() - {threading.get_native_id()}
+    if strangers:
+        return f"the preload left {len(strangers)} threads behind, which a fork would lose"
+    return device_state()
+
+
+def _unfit_when_forked() -> str:
+    """Fork once to see: that the parent touched CUDA (counting devices does), torch knows in a child only."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(1 if device_state() else 0)
+    return "its children could not use CUDA" if os.waitpid(pid, 0)[1] else ""

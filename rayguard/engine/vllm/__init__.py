@@ -1,0 +1,1 @@
+"""The vLLM adapter: its engine, its core's stand-in, and what runs inside its own processes."""

@@ -1,0 +1,235 @@
+"""The requests in flight on one vLLM frontend: their tokens to whoever keeps them, and back from there.
+
+The frontend itself outlives its engine's core. What must outlive the frontend's process too is read off
+every few engine steps (``tap``) and handed to *keepers*: the token log, and the pool that the actor serves.
+A request that comes back with tokens from such a keeper goes on from them.
+
+Measured on the tiny model at 10 k tokens/s: see ``tests/benchmarks/bench_throughput.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rayguard.engine.continuation import drift
+from rayguard.engine.vllm import tap
+from rayguard.recovery.harmless import harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from rayguard.engine.continuation import Exact
+    from rayguard.engine.generated import Generated
+
+UNSAVED_TOKENS = 8  # of one request: what the death of its process may lose, with what is on the way
+UNSAVED_S = 0.1
+_LEFT_S = 600.0  # an earlier process's requests come back within this time, or never
+# Answered ones are kept a while: when the actor dies before its call returns, Ray makes the whole call again.
+_ANSWERED_S = 60.0
+_ANSWERED = 4096
+
+
+class Keeper(Protocol):
+    """Keeps tokens outside the frontend's process. Called on the frontend's thread; must be quick."""
+
+    def begin(self, request_id: str, fingerprint: str) -> None:
+        """A request is in flight; one that is here already begins afresh."""
+
+    def append(self, entries: Sequence[tuple[str, Generated]]) -> None:
+        """These tokens came since the last time."""
+
+    def end(self, request_ids: Iterable[str]) -> None:
+        """These requests are answered or given up."""
+
+
+@dataclass(slots=True)
+class Note:
+    """What happened to one request: where it was cut, how it drifted, why it had to begin afresh."""
+
+    cuts: list[int] = field(default_factory=list)
+    afresh: list[str] = field(default_factory=list)
+    drift: str = ""
+
+
+class InFlight:
+    """What is in flight on one frontend. All methods on the frontend's thread."""
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        self._keepers: list[Keeper] = []
+        self._read: dict[str, int] = {}  # internal id -> tokens that the keepers have
+        self._begun: dict[str, str] = {}  # internal id -> the id by which keepers know it
+        self._notes: dict[str, Note] = {}
+        self._priors: dict[str, Generated] = {}
+        self._left: dict[str, tuple[str, Generated]] = {}
+        self._left_until = 0.0
+        self._pending: list[tuple[str, Generated]] = []
+        self._answered: deque[tuple[float, str]] = deque()
+        self._unsaved = 0
+        self._saved_at = 0.0
+
+    # -- what is known from elsewhere
+
+    def keep(self, keeper: Keeper) -> None:
+        """Tell ``keeper`` of what is in flight from now on."""
+        self._keepers.append(keeper)
+
+    def follow(self, request_id: str, prior: Generated | None = None) -> Note:
+        """Announce a request that is about to be made, with what is there of it; return its notes to come."""
+        if prior is not None and len(prior):
+            self._priors[request_id] = prior
+        return self._notes.setdefault(request_id, Note())
+
+    def unfollow(self, request_id: str) -> None:
+        """Forget an announced request."""
+        self._notes.pop(request_id, None)
+        self._priors.pop(request_id, None)
+
+    def left(self, found: Mapping[str, tuple[str, Generated]]) -> None:
+        """Take what an earlier process of this actor left: (fingerprint, tokens) by request id."""
+        self._left.update(found)
+        self._left_until = time.monotonic() + _LEFT_S
+
+    def prior_of(self, request: Any, version: str) -> Generated | None:
+        """Return what is there of a request that comes in, if it is of the weights in use; only once."""
+        if not self._priors and not self._left:
+            return None
+        name = name_of(request)
+        given = self._priors.pop(name, None)
+        if given is not None:
+            return given
+        if not self._left or time.monotonic() > self._left_until:
+            self._left.clear()
+            return None
+        fingerprint, found = self._left.get(name, ("", None))
+        if found is None or fingerprint != fingerprint_of(request):
+            return None
+        del self._left[name]
+        made_by = {made for made, _ in found.versions}
+        return found if len(found) and (not version or made_by <= {version}) else None
+
+    # -- what happens here
+
+    def began(self, request: Any) -> None:
+        """Note a request that has come in."""
+        if not self._keepers:
+            return
+        name, fingerprint = name_of(request), fingerprint_of(request)
+        self._begun[request.request_id] = name
+        self._read[request.request_id] = 0
+        for keeper in self._keepers:
+            with harmless("token_log"):
+                keeper.begin(name, fingerprint)
+
+    def cut(self, request: Any, tokens: int, exact: Exact) -> None:
+        """Note that a request goes on with another core, which is as ``exact``, after ``tokens`` tokens."""
+        note = self._notes.get(name_of(request))
+        if note is not None and tokens:
+            note.cuts.append(tokens)
+            note.drift = drift(request, exact) or note.drift
+
+    def afresh(self, request: Any, reason: str) -> None:
+        """Note that a request begins afresh."""
+        note = self._notes.get(name_of(request))
+        if note is not None:
+            note.cuts.clear()
+            note.afresh.append(reason)
+        if request.request_id in self._begun:
+            self.began(request)
+
+    def answered(self, request: Any, output: Any, version: str | None) -> None:
+        """Note that a request got its last output, which the frontend has yet to see."""
+        name = self._begun.pop(request.request_id, None)
+        if name is None:
+            return
+        read = self._read.pop(request.request_id, 0)
+        state = self._processor.request_states.get(request.request_id)
+        if state is None or state.detokenizer is None:
+            return
+        with harmless("token_log"):
+            params = request.sampling_params
+            last = tap.of_output(output, version, tap.width_of(params) or 0)
+            rest = tap.read(state, read, params).plus(last)
+            self._pending.append((name, rest))
+            self._answered.append((time.monotonic(), name))
+
+    def aborted(self, request_id: str) -> None:
+        """Note that nobody waits for a request any more."""
+        name = self._begun.pop(request_id, None)
+        self._read.pop(request_id, None)
+        if name is not None:
+            self.release((name,))
+
+    def release(self, names: Iterable[str]) -> None:
+        """Let the keepers forget requests that were answered, or are no longer wanted."""
+        names = tuple(names)
+        for keeper in self._keepers:
+            with harmless("token_log"):
+                keeper.end(names)
+
+    def came(self, longest: int) -> None:
+        """Note that an engine step brought up to ``longest`` tokens for one request."""
+        self._unsaved += longest
+
+    def save_if_due(self, requests: Mapping[str, Any]) -> None:
+        """Hand new tokens of ``requests`` to the keepers, every few steps."""
+        if not self._keepers or not self._unsaved:
+            return
+        now = time.monotonic()
+        if self._unsaved >= UNSAVED_TOKENS or now - self._saved_at >= UNSAVED_S:
+            with harmless("token_log"):
+                self.save(requests)
+            self._unsaved, self._saved_at = 0, now
+
+    def save(self, requests: Mapping[str, Any]) -> None:
+        """Hand all new tokens to the keepers now."""
+        states, entries = self._processor.request_states, self._pending
+        self._pending = []
+        for request_id, name in self._begun.items():
+            state, request = states.get(request_id), requests.get(request_id)
+            if state is None or request is None or state.detokenizer is None:
+                continue
+            read = self._read[request_id]
+            if state.detokenizer.num_output_tokens() > read:
+                more = tap.read(state, read, request.sampling_params)
+                self._read[request_id] = read + len(more)
+                entries.append((name, more))
+        if entries:
+            for keeper in self._keepers:
+                with harmless("token_log"):
+                    keeper.append(entries)
+        self._forget_answered()
+
+    def _forget_answered(self) -> None:
+        old, until = [], time.monotonic() - _ANSWERED_S
+        while self._answered and (self._answered[0][0] < until or len(self._answered) > _ANSWERED):
+            old.append(self._answered.popleft()[1])
+        if old:
+            self.release(old)
+
+
+def name_of(request: Any) -> str:
+    """Return the caller's id of a request; for one of several completions with its index before it.
+
+    vLLM gives each request an id of its own, ``<caller's>-<8 characters>``, and ``<index>_`` before that for
+    one of ``n > 1`` (vllm/v1/engine/input_processor.py, parallel_sampling.py).
+    """
+    own, given = request.request_id, request.external_req_id or request.request_id
+    if own.startswith(given):
+        return str(given)
+    index, _, rest = own.partition("_")
+    return f"{index}_{given}" if rest.startswith(given) and index.isdecimal() else str(own)
+
+
+def fingerprint_of(request: Any) -> str:
+    """Return the same text for the same question: prompt and sampling options."""
+    import msgspec  # noqa: PLC0415 - comes with vLLM
+
+    asked = msgspec.msgpack.encode(
+        (request.prompt_token_ids, request.sampling_params, str(request.lora_request))
+    )
+    return hashlib.sha256(asked).hexdigest()[:32]

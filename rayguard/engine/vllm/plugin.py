@@ -1,0 +1,172 @@
+"""rayguard inside vLLM's own processes.
+
+Exceptions to disk, no process that outlives its owner, and what ``receiver`` and ``exact`` put in.
+
+vLLM loads ``install`` (entry point group ``vllm.general_plugins``) in the process that owns the engine,
+in the engine core and in each worker. It does nothing at all unless the owner has set ``RAYGUARD_RECORDS``;
+and whatever goes wrong in it is logged and left at that.
+
+It does not handle death by signal, which leaves no record here: the engine core logs its worker's exit
+code, the owner sees the core's. Ending processes on purpose is ``rayguard.process.tree``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+
+import psutil
+
+from rayguard.engine.records import RECORDS_ENV, RecordingHandler, RecordWriter
+from rayguard.engine.vllm import exact
+from rayguard.engine.vllm.receiver import install_receiver
+from rayguard.faults.fault import Role
+from rayguard.process import stacks
+from rayguard.process.deaths import DeathWatch
+from rayguard.process.identity import OWNER_ENV, ProcessId, claim, owner_of
+
+_log = logging.getLogger("rayguard")
+_PR_SET_PDEATHSIG = 1
+_ROLES = {"EngineCore": Role.ENGINE_CORE, "VllmWorker": Role.ENGINE_WORKER}  # by multiprocessing's name
+
+
+class _Installed:
+    """What this process has set up. Its ``pid`` tells a forked child that it has nothing yet."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.handler: RecordingHandler | None = None
+        self.deaths: DeathWatch | None = None
+        self.claim = -1
+
+
+_here = _Installed()
+
+
+def install() -> None:
+    """Set this process up, once; does nothing without ``RAYGUARD_RECORDS``, and never raises."""
+    try:
+        directory = os.environ.get(RECORDS_ENV)
+        if directory and _here.pid != os.getpid():
+            _install(directory)
+    except Exception:  # noqa: BLE001 - a user's engine starts here: without us it must start as it would
+        _log.exception("rayguard could not set itself up in the vLLM process %d", os.getpid())
+
+
+def _install(directory: str) -> None:
+    if _here.pid == 0:
+        # vLLM forks workers from a core (and, on CUDA, cores from the owner) and does not load plugins
+        # again there. Not os.register_at_fork: that runs before the child knows its name and parent.
+        multiprocessing.util.register_after_fork(_here, _after_fork)
+    _here.pid = os.getpid()
+    role = _role()
+    mark = os.environ.get(OWNER_ENV, "")
+    owner = owner_of(mark)
+    if role is None or owner == ProcessId.me():
+        return
+    if owner is not None and role is Role.ENGINE_CORE and _maker() not in {owner.pid, None}:
+        # The core of another program, which inherited our owner's environment. Its workers ask here too.
+        del os.environ[RECORDS_ENV]
+        return
+    _record(directory, role)
+    stacks.register(directory, role.value)
+    if owner is None:
+        _log.warning("%s=%r names no process: this engine process is not tied to it", OWNER_ENV, mark)
+    else:
+        _here.claim = claim(mark)
+        _tie(owner)
+    inside = exact.inside_an_engine()
+    install_receiver()  # late: it may import for seconds, in which the owner may die
+    if inside:
+        exact.install()
+
+
+def _after_fork(_: _Installed) -> None:
+    install()
+
+
+def _role() -> Role | None:
+    """Return what vLLM started this process for; None in the owner and in helpers of any kind."""
+    name = multiprocessing.current_process().name
+    return next((role for prefix, role in _ROLES.items() if name.startswith(prefix)), None)
+
+
+def _maker() -> int | None:
+    """Return the pid of who made this process; not always its parent, which may be a prefork server."""
+    maker = multiprocessing.parent_process()
+    return None if maker is None else maker.pid
+
+
+def _record(directory: str, role: Role) -> None:
+    writer = RecordWriter(directory, role, os.getpid())
+    if _here.handler is not None:  # inherited through a fork, and still in its place
+        _here.handler.writer = writer
+        return
+    _here.handler = RecordingHandler(writer)
+    _keep_first(logging.getLogger("vllm"), _here.handler)
+
+
+def _keep_first(logger: logging.Logger, handler: logging.Handler) -> None:
+    """Make ``handler`` the first of ``logger``, for good.
+
+    First, because vLLM's own writes to a pipe that may be full. For good, because a forked worker calls
+    ``dictConfig`` (its ``worker_main`` does) after we were installed, and that takes off all handlers
+    that it does not name.
+    """
+    logger.handlers.insert(0, handler)
+    take_off = logger.removeHandler
+
+    def remove_handler(hdlr: logging.Handler) -> None:
+        if hdlr is not handler:
+            take_off(hdlr)
+
+    logger.removeHandler = remove_handler  # type: ignore[method-assign]
+
+
+def _tie(owner: ProcessId) -> None:
+    """End this process when its owner, its maker or its parent ends."""
+    parent = os.getppid()
+    if _starts_from_main_thread(parent, owner):
+        _arm_death_signal()
+    _here.deaths = DeathWatch("rayguard-tie")
+    for pid in {owner.pid, _maker() or owner.pid, parent}:
+        tie = owner if pid == owner.pid else ProcessId.of(pid)
+        # One who began after us has the pid of someone who died before we looked.
+        if tie is None or tie.started > ProcessId.me().started:
+            _exit(owner)
+        else:
+            _here.deaths.watch(tie, _exit)
+    if os.getppid() != parent:  # it died before the death signal was armed
+        _exit(owner)
+
+
+def _starts_from_main_thread(parent: int, owner: ProcessId) -> bool:
+    """Say whether the death signal can be armed: it comes when the parent's *thread* that forked us ends.
+
+    A core forks workers, and a prefork server (a child of the owner that is not our maker) forks cores,
+    from the main thread. An owner starts engines from any thread, its rebuild thread above all, which
+    ends when the engine is up: the signal would kill each rebuilt engine at once.
+    """
+    if parent == owner.pid:
+        return False
+    if parent == _maker():
+        return True
+    try:
+        return psutil.Process(parent).ppid() == owner.pid
+    except psutil.Error:
+        return False
+
+
+def _arm_death_signal() -> None:
+    """Ask for SIGKILL with the parent's end: ends us even when native code never lets a thread run."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        _log.warning("no death signal for process %d: errno %d", os.getpid(), ctypes.get_errno())
+
+
+def _exit(_: ProcessId) -> None:
+    """End at once: nobody is left to answer, and a clean shutdown may wait for the dead."""
+    os._exit(1)

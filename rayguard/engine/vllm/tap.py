@@ -1,0 +1,150 @@
+"""Reading what a vLLM frontend has received of a request, and giving another frontend the same.
+
+Both ways go through vLLM's own objects: its output processor's request states (0.32:
+vllm/v1/engine/output_processor.py, logprobs.py) on the way out, ``EngineCoreOutput`` on the way in, so text,
+stop strings and log-probabilities come out as if one engine had generated all of it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import pairwise
+from typing import Any
+
+from rayguard.engine.generated import Generated
+
+_ALL = -1  # vLLM's "log-probabilities of the whole vocabulary"
+
+
+def width_of(params: Any) -> int | None:
+    """Return how many log-probabilities come with each token; None for more than is worth carrying."""
+    if params.logprobs == _ALL or getattr(params, "logprob_token_ids", None):
+        return None
+    return 0 if params.logprobs is None else 1 + int(params.logprobs)
+
+
+def read(state: Any, start: int, params: Any) -> Generated:
+    """Return what ``state`` (a frontend's request state) has received from token ``start`` on."""
+    tokens = array("i", state.detokenizer.output_token_ids[start:])
+    rows = state.logprobs_processor.logprobs
+    if rows is not None:
+        rows = rows[start : start + len(tokens)]
+    return _generated(tokens, rows, width_of(params) or 0, _versions(state.weight_version_starts, start))
+
+
+def of_completion(completion: Any, params: Any) -> Generated:
+    """Return what a finished ``CompletionOutput`` holds."""
+    versions = tuple((span.version, span.start) for span in completion.weight_versions or ())
+    tokens = array("i", completion.token_ids)
+    return _generated(tokens, completion.logprobs, width_of(params) or 0, versions)
+
+
+def _generated(tokens: array[int], rows: Any, width: int, versions: tuple[tuple[str, int], ...]) -> Generated:
+    if not width:
+        return Generated(tokens=tokens, versions=versions)
+    ids, logprobs, ranks = array("i"), array("f"), array("i")
+    if width == 1:
+        for token, row in zip(tokens, rows, strict=True):
+            known = row[token]
+            logprobs.append(known.logprob)
+            ranks.append(known.rank)
+        ids = tokens[:]
+    else:
+        for token, row in zip(tokens, rows, strict=True):
+            best = sorted((known.rank, other) for other, known in row.items() if known.rank < width)
+            if len(best) == width:  # the sampled token is as likely as one of the best, but not among them
+                best = [(rank, other) for rank, other in best if other != token]
+            ids.append(token)
+            ids.extend(other for _, other in best)
+            logprobs.append(row[token].logprob)
+            logprobs.extend(row[other].logprob for _, other in best)
+            ranks.append(row[token].rank)
+    return Generated(tokens=tokens, width=width, ids=ids, logprobs=logprobs, ranks=ranks, versions=versions)
+
+
+def _versions(starts: list[tuple[str, int]], start: int) -> tuple[tuple[str, int], ...]:
+    if len(starts) == 1:  # nearly always
+        return ((starts[0][0], max(0, starts[0][1] - start)),)
+    before = [version for version, first in starts if first <= start]
+    later = [(version, first - start) for version, first in starts if first > start]
+    return (*((before[-1], 0) for _ in before[:1]), *later)
+
+
+def of_output(output: Any, version: str | None, width: int) -> Generated:
+    """Return what one output of an engine's core brings, with ``width`` log-probabilities a token.
+
+    The core sends as many as the request of its batch that asked for most.
+    """
+    tokens = array("i", output.new_token_ids)
+    versions = ((version, 0),) if version is not None and len(tokens) else ()
+    rows = output.new_logprobs
+    if rows is None or not width or not len(tokens):
+        return Generated(tokens=tokens, versions=versions)
+    return Generated(
+        tokens=tokens,
+        width=width,
+        ids=array("i", rows.logprob_token_ids[:, :width].ravel().tolist()),
+        logprobs=array("f", rows.logprobs[:, :width].ravel().tolist()),
+        ranks=array("i", rows.sampled_token_ranks.tolist()),
+        versions=versions,
+    )
+
+
+def ending(params: Any, generated: Generated, room: int) -> tuple[str, int | None] | None:
+    """Return (finish reason, stop reason) where ``generated`` is a whole answer, None where more must come.
+
+    As vllm/v1/core/sched/utils.py::check_stop judges the last token; stop strings are the frontend's.
+    ``room`` is how many tokens the engine's longest sequence leaves after the prompt.
+    """
+    if not len(generated):
+        return None
+    last, count = generated.tokens[-1], len(generated)
+    if last == getattr(params, "eos_token_id", None):
+        return "STOP", None
+    if last in (params.stop_token_ids or ()):
+        return "STOP", last
+    limit = room if params.max_tokens is None else min(room, params.max_tokens)
+    return ("LENGTH", None) if count >= limit else None
+
+
+def give(
+    processor: Any, request_id: str, generated: Generated, end: tuple[str, int | None] | None = None
+) -> None:
+    """Let a frontend's ``processor`` know ``generated`` of a request it has just taken, as from a core.
+
+    ``end`` says that this is all of it (see ``ending``).
+    """
+    starts = [start for _, start in generated.versions] or [0]
+    names: list[str | None] = [version for version, _ in generated.versions] or [None]
+    if starts[0] != 0:
+        starts, names = [0, *starts], [None, *names]
+    for version, (start, stop) in zip(names, pairwise([*starts, len(generated)]), strict=True):
+        piece = generated.since(start).first(stop - start)
+        last = stop == len(generated)
+        processor.process_outputs([_output(request_id, piece, end if last else None)], weight_version=version)
+
+
+def _output(request_id: str, piece: Generated, end: tuple[str, int | None] | None) -> Any:
+    from vllm.v1.engine import EngineCoreOutput, FinishReason  # noqa: PLC0415 - vLLM only where it runs
+
+    reason, stop = end or (None, None)
+    return EngineCoreOutput(
+        request_id=request_id,
+        new_token_ids=list(piece.tokens),
+        new_logprobs=_logprobs(piece) if piece.width else None,
+        finish_reason=None if reason is None else FinishReason[reason],
+        stop_reason=stop,
+    )
+
+
+def _logprobs(piece: Generated) -> Any:
+    import numpy as np  # noqa: PLC0415 - comes with vLLM
+    from vllm.v1.outputs import LogprobsLists  # noqa: PLC0415
+
+    shape = (len(piece), piece.width)
+    return LogprobsLists(
+        np.array(piece.ids, dtype=np.int32).reshape(shape),
+        np.array(piece.logprobs, dtype=np.float32).reshape(shape),
+        np.array(piece.ranks, dtype=np.int32),
+        None,
+    )

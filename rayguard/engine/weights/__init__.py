@@ -1,0 +1,1 @@
+"""Weights: the value, where the current version comes from, and the proof that an engine has it."""

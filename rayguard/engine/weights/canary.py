@@ -1,0 +1,107 @@
+"""A canary: what an engine answers to one short fixed greedy prompt, and what that says of its weights.
+
+Pure. A receipt proves which bytes arrived; a canary shows what became of them: a model that samples from
+NaN, or answers otherwise than before, or than its peers, with the same weights. Asking is each adapter's
+``Engine.canary``; when it is asked and what follows is ``canaries``.
+
+What it cannot see: damage too small to move a log-probability of these few tokens by the tolerance, and
+damage that was there from the first answer on, where no other engine has the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PROMPT = (3, 5, 7, 11, 13, 17, 19, 23)  # in every vocabulary; shorter than a block of any prefix cache
+TOKENS = 8
+LIKELY = 5  # alternatives told for each token, where the engine tells so many
+
+Position = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """What one engine answered.
+
+    ``positions`` holds for each generated token its id and log-probability (nats), then those of the
+    likeliest others. ``error`` is what the engine said in place of a whole answer.
+    """
+
+    positions: tuple[Position, ...] = ()
+    error: str = ""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The ids of the tokens it generated."""
+        return tuple(position[0][0] for position in self.positions)
+
+
+def sick(answer: Canary) -> str:
+    """Say why no engine may serve that answers so, whatever others answer; an empty text if it may."""
+    if answer.error:
+        return f"the engine answers with an error: {answer.error}"
+    if not answer.positions:
+        return "the engine answers without a token"
+    for number, position in enumerate(answer.positions, start=1):
+        # An alternative may be forbidden (-inf); what was sampled never is, and nothing is NaN.
+        if not math.isfinite(position[0][1]) or any(math.isnan(logprob) for _, logprob in position):
+            return f"token {number} of its answer has log-probability {_worst(position)}"
+    return ""
+
+
+def diverged(answer: Canary) -> bool:
+    """Say whether the numbers themselves are broken: then the same weights give the same in any engine."""
+    return not answer.error and bool(answer.positions) and bool(sick(answer))
+
+
+def disagreement(answer: Canary, other: Canary, tolerance: float) -> str:
+    """Say how ``answer`` differs from ``other``; an empty text where they agree.
+
+    Tokens must be equal and their log-probabilities within ``tolerance`` nats. Where two tokens are within
+    ``tolerance`` of each other in both answers, which of them is the likeliest is chance, and so is all that
+    follows: the comparison ends there.
+    """
+    for number, (mine, theirs) in enumerate(zip(answer.positions, other.positions, strict=False), start=1):
+        (token, logprob), (expected, at) = mine[0], theirs[0]
+        if token != expected:
+            if _may_be_tied(mine, expected, tolerance) and _may_be_tied(theirs, token, tolerance):
+                return ""
+            return f"token {number} is {token} and not {expected}"
+        if not abs(logprob - at) <= tolerance:  # NaN too
+            return f"token {number} ({token}) has log-probability {logprob:.2f} and not {at:.2f}"
+    if len(answer.positions) != len(other.positions):
+        return f"it has {len(answer.positions)} tokens and not {len(other.positions)}"
+    return ""
+
+
+def outvoted(answers: Mapping[str, Canary], tolerance: float) -> dict[str, Canary | None]:
+    """Return who answers otherwise than most, each with what most answer.
+
+    ``answers`` are of engines that hold the same version, by name. None where as many say one thing as
+    another: then nobody knows who is right, and all who disagree with somebody are named.
+    """
+    agree = {
+        name: {other for other in answers if not disagreement(answers[name], answers[other], tolerance)}
+        for name in answers
+    }
+    most = max(map(len, agree.values()), default=0)
+    leading = [name for name in agree if len(agree[name]) == most]
+    if all(other in agree[leading[0]] for other in leading):
+        return {name: answers[leading[0]] for name in answers if leading and name not in agree[leading[0]]}
+    return {name: None for name in answers if len(agree[name]) < len(answers)}
+
+
+def _may_be_tied(position: Position, token: int, tolerance: float) -> bool:
+    """Say whether ``token`` may be as likely as the one sampled: one that is not told is below all others."""
+    told = dict(position)
+    logprob = told.get(token, min(told.values()))
+    return position[0][1] - logprob <= tolerance
+
+
+def _worst(position: Position) -> float:
+    return next((logprob for _, logprob in position if math.isnan(logprob)), position[0][1])

@@ -1,0 +1,241 @@
+"""The death of a pool's owner: its next life goes on with what was accepted, and knows what was answered."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from rayguard import errors
+from rayguard.actors.pool.policy import PoolPolicy
+from rayguard.actors.pool.pool import RolloutPool
+from rayguard.actors.pool.request import fan_out
+from rayguard.testing.scripted import Script, ScriptedStaff, answer
+
+PROMPTS = [[n, n + 1, 5] for n in range(24)]
+IDS = [f"step7-{n}" for n in range(24)]
+LONG = {"max_tokens": 120}
+
+
+class Owner:
+    """Owns a pool of scripted actors in one life after the other."""
+
+    def __init__(self, path):
+        self.path = path
+        self.pool = None
+
+    def live(self, *, lag=0, engines=2, **script):
+        self.staff = ScriptedStaff(Script(**{"turn_s": 0.01, **script}))
+        policy = PoolPolicy(progress=False, max_weight_lag=lag, ledger=self.path)
+        self.pool = RolloutPool.of(self.staff, engines=engines, policy=policy)
+        return self.pool
+
+    def known(self):
+        """Tokens that the pool has heard of, by request."""
+        entries = self.pool._core.book.entries
+        return self.pool._background.call(lambda: {name: len(e.generated) for name, e in entries.items()})
+
+    def die(self):
+        """As by SIGKILL: nothing is said, nothing is written. Return what was known then."""
+        known = self.known()
+        self.pool._background.stop()
+        self.pool._ledger._buffer.clear()
+        self.pool._ledger._pieces.clear()
+        self.pool._ledger.close()
+        self.pool._closed = True
+        return known
+
+    def ask(self, prompts=PROMPTS, sampling=LONG, ids=IDS):
+        """Ask as a caller that will never hear of it."""
+        for prompt, name in zip(prompts, ids, strict=True):
+            self.pool.submit(prompt, sampling, request_id=name)
+
+    def until(self, condition):
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline, "it never came to that"
+            threading.Event().wait(0.005)
+
+    def served(self):
+        return [name for member in self.staff.members.values() for name in member.served]
+
+
+@pytest.fixture
+def owner(tmp_path):
+    made = Owner(tmp_path / "owner" / "pool.ledger")
+    yield made
+    made.pool.close()
+    made.pool._core.book.check()
+
+
+def right(batch, sampling=LONG, prompts=PROMPTS, weights=""):
+    for generation, prompt in zip(batch, prompts, strict=True):
+        wanted = [answer(r, weights) for r in fan_out(generation.id, prompt, sampling)]
+        assert [s.token_ids for s in generation.samples] == wanted
+
+
+def test_what_was_accepted_goes_on_from_its_tokens_in_the_next_life(owner):
+    """Life after life; nothing that was heard of is generated again."""
+    owner.live()
+    owner.ask()
+    owner.until(lambda: sum(owner.known().values()) > 200)
+    first = owner.die()
+    owner.live()
+    assert owner.known() == first
+    owner.until(lambda: sum(owner.known().values()) > sum(first.values()) + 200)
+    second = owner.die()
+    batch = owner.live().generate(PROMPTS, LONG, ids=IDS)
+    right(batch)
+    for sample in batch.samples:
+        cuts = {made[sample.id] for made in (first, second) if made[sample.id]}
+        assert set(sample.cuts) == {max(cuts)}, "the engine that delivered it began there"
+        assert not sample.restarted
+    assert owner.pool.status()["tokens_saved"] == sum(second.values())
+
+
+def test_what_was_answered_is_known_in_the_next_life(owner):
+    """A caller that asks again gets it; nothing is generated, however often the owner dies."""
+    sampling = {"max_tokens": 12, "n": 2}
+    before = owner.live().generate(PROMPTS, sampling, ids=IDS)
+    for _ in range(2):
+        owner.die()
+        again = owner.live().generate(PROMPTS, sampling, ids=IDS)
+        assert again.samples == before.samples
+        assert not owner.served()
+    refused = owner.pool.submit([9, 9], sampling, request_id=IDS[0]).result(20)
+    assert "another prompt" in str(refused.error)
+
+
+def test_a_repeated_call_finds_each_request_wherever_it_is(owner):
+    """Answered, begun, waiting, and never heard of."""
+    pool = owner.live(engines=1, capacity=6)
+    pool.generate(PROMPTS[:4], LONG, ids=IDS[:4])
+    owner.ask(PROMPTS[4:20], LONG, IDS[4:20])
+    owner.until(lambda: sum(owner.known().values()) > 50)
+    owner.die()
+    batch = owner.live(engines=2).generate(PROMPTS, LONG, ids=IDS)
+    right(batch)
+    assert sorted(owner.served()) == sorted(IDS[4:])
+
+
+def test_what_nobody_asks_for_again_is_answered_all_the_same_in_its_order(owner):
+    """It was accepted."""
+    owner.live(engines=1, capacity=1)
+    owner.ask()
+    owner.until(lambda: any(owner.known().values()))
+    owner.die()
+    owner.live(engines=1, capacity=1, turn_s=0.0)
+    owner.until(lambda: not owner.known())
+    assert owner.served() == IDS
+    right(owner.pool.generate(PROMPTS, LONG, ids=IDS))
+    assert owner.served() == IDS
+
+
+def test_tokens_of_other_weights_are_not_mixed_in(owner):
+    """It begins afresh and says so; with a lag allowed it goes on, and tells what made which."""
+    owner.live(weights="1")
+    owner.ask()
+    owner.until(lambda: min(owner.known().values()) > 8)
+    owner.die()
+    batch = owner.live(weights="2").generate(PROMPTS, LONG, ids=IDS)
+    right(batch, weights="2")
+    for sample in batch.samples:
+        assert sample.weight_version == "2"
+        assert sample.cuts == ()
+        assert "weights '1' made" in sample.restarted[0]
+
+
+def test_with_a_lag_allowed_tokens_of_earlier_weights_count(owner):
+    """Asynchronous training: the sample tells which weights made which."""
+    owner.live(weights="1", lag=1)
+    owner.ask()
+    owner.until(lambda: min(owner.known().values()) > 8)
+    known = owner.die()
+    for sample in owner.live(weights="2", lag=1).generate(PROMPTS, LONG, ids=IDS).samples:
+        assert sample.weight_versions == (("1", 0), ("2", known[sample.id]))
+        assert not sample.restarted
+
+
+def test_only_what_can_be_asked_for_again_is_kept(owner):
+    """A request without an id of the caller's is asked anew under another one."""
+    pool = owner.live()
+    for prompt in PROMPTS:
+        pool.submit(prompt, LONG)
+    owner.until(lambda: any(owner.known().values()))
+    owner.die()
+    owner.live()
+    assert not owner.known()
+
+
+def test_what_was_given_up_or_forgotten_is_not_taken_up(owner):
+    """Refused, late, abandoned, forgotten; and a pool that is closed owes nothing."""
+    pool = owner.live(engines=1)
+    pool.generate([[1]], {"nonsense": 1}, ids=["refused"], partial="shrink")
+    pool.generate([[1]], LONG, ids=["late"], deadline_s=0.1, partial="shrink")
+    reading = pool.as_completed([[1], [2]], [{"max_tokens": 1}, LONG], ids=["read", "abandoned"])
+    next(reading)
+    reading.close()
+    owner.until(lambda: not owner.known())
+    pool.generate([[1], [2]], {"max_tokens": 1}, ids=["forgotten", "kept"])
+    pool.forget(["forgotten"])
+    owner.ask()
+    pool.close()
+    owner.live()
+    assert not owner.known()
+    assert sorted(owner.pool._core.desk.answered) == ["kept", "read"]
+
+
+def test_a_repeated_call_brings_its_deadline(owner):
+    """The first one's clock died with its owner."""
+    owner.live(engines=1, turn_s=0.05)
+    owner.ask(PROMPTS[:2], LONG, IDS[:2])
+    owner.until(lambda: any(owner.known().values()))
+    owner.die()
+    owner.live(engines=1, turn_s=0.05)
+    batch = owner.pool.generate(PROMPTS[:2], LONG, ids=IDS[:2], deadline_s=0.2, partial="shrink")
+    assert [type(g.error) for g in batch.missing] == [errors.DeadlineError] * 2
+
+
+@pytest.mark.ray
+def test_an_owner_that_is_killed_loses_no_request_of_the_call_that_ray_repeats(cluster):
+    """A real actor, SIGKILL in the middle: the same call goes on with what the dead process knew."""
+
+    @cluster.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=2, num_cpus=0)
+    class Holder:
+        def __init__(self):
+            self.staff = ScriptedStaff(Script(turn_s=0.02))
+            self.pool = RolloutPool.of(self.staff, engines=2, policy=PoolPolicy(progress=False))
+
+        def generate(self, prompts, sampling, ids):
+            return os.getpid(), self.pool.generate(prompts, sampling, ids=ids).samples
+
+        def look(self):
+            book = self.pool._core.book  # on its loop: what is there was written
+            made = self.pool._background.call(lambda: sum(len(e.generated) for e in book.entries.values()))
+            served = [name for member in self.staff.members.values() for name in member.served]
+            return os.getpid(), made, served
+
+    def get(ref):
+        return cluster.get(ref, timeout=60)
+
+    holder = Holder.remote()
+    before = get(holder.generate.remote(PROMPTS[:2], LONG, ["done-0", "done-1"]))[1]
+    call = holder.generate.remote(PROMPTS, {"max_tokens": 400}, IDS)
+    until = time.monotonic() + 60
+    pid, made, _ = get(holder.look.remote())
+    while made < 1_000:
+        assert time.monotonic() < until
+        pid, made, _ = get(holder.look.remote())
+    os.kill(pid, signal.SIGKILL)
+    another, samples = get(call)
+    assert another != pid
+    assert [s.token_ids for s in samples] == [
+        answer(fan_out(name, prompt, {"max_tokens": 400})[0])
+        for name, prompt in zip(IDS, PROMPTS, strict=True)
+    ]
+    assert sum(s.cuts[0] for s in samples if s.cuts) >= made, "at least what was known when we looked"
+    assert get(holder.generate.remote(PROMPTS[:2], LONG, ["done-0", "done-1"]))[1] == before
+    assert not {"done-0", "done-1"} & set(get(holder.look.remote())[2]), "nothing was generated for them"

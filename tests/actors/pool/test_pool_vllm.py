@@ -1,0 +1,149 @@
+"""A pool of real vLLM engines in real Ray actors that are killed and frozen under load."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import rayguard
+from rayguard.testing import tiny_qwen
+from tests.engine.real import ENVIRONMENT
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.vllm,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("default"),
+]
+
+# Workers import this file: by its module's name, and what it imports from the repository.
+PATHS = [str(Path(__file__).parent), str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
+PROMPTS = [[20 + n, 7, 90 + 3 * n, 11] * 5 for n in range(24)]
+SAMPLING = {
+    "temperature": 0.0,
+    "repetition_penalty": 1.3,
+    "max_tokens": 120,
+    "ignore_eos": True,
+    "logprobs": 0,
+}
+
+
+class Rollout(rayguard.RolloutMixin):
+    """All that a user writes."""
+
+    def __init__(self, model: str):
+        self.model = model
+        self.start_engine()
+
+    def build_engine(self, settings):
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        args = settings.as_kwargs(
+            model=self.model,
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=256,
+            max_num_seqs=16,
+            max_num_batched_tokens=512,
+            kv_cache_memory_bytes=64 << 20,
+            generation_config="vllm",
+        )
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    """Two engines on one small machine."""
+    import ray
+
+    folder = tmp_path_factory.mktemp("pool")
+    environment = {**ENVIRONMENT, "RAYGUARD_HOME": str(folder / "home"), "TORCHDYNAMO_DISABLE": "1"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**environment, "RAY_AUTH_MODE": "disabled"}.items():
+            patch.setenv(name, value)
+        patch.setenv("PYTHONPATH", os.pathsep.join(PATHS))
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        try:
+            model = str(tiny_qwen.build(folder / "model", spread=0.2))
+            policy = rayguard.PoolPolicy(progress=False)
+            with rayguard.RolloutPool(
+                Rollout, model, engines=2, options={"num_cpus": 0}, policy=policy
+            ) as made:
+                made.wait_ready(timeout_s=600)
+                yield made
+        finally:
+            ray.shutdown()
+
+
+def said(batch):
+    return [(s.token_ids, s.text, s.finish_reason, s.logprobs) for s in batch.samples]
+
+
+class Strike(threading.Thread):
+    """Sends a signal to a process of an actor once what runs there has made some tokens."""
+
+    def __init__(self, pool, name, sign, which="pid", tokens=10):
+        super().__init__(daemon=True)
+        self.pool, self.name_, self.sign, self.which, self.tokens = pool, name, sign, which, tokens
+        self.struck: list[tuple[int, float]] = []
+
+    def run(self):
+        core, until = self.pool._core, time.monotonic() + 120
+        while time.monotonic() < until:
+            slot = core.book.slots.get(self.name_)
+            running = [] if slot is None else list(slot.running.values())
+            if any(len(entry.generated) >= self.tokens for entry in running):
+                pid = self.pool.status()["engines"][self.name_]["pid"]
+                os.kill(pid, self.sign)
+                self.struck.append((pid, time.monotonic()))
+                return
+            threading.Event().wait(0.002)
+
+
+def test_an_actor_that_is_killed_loses_nothing(pool):
+    """Its requests go on at the other engine; callers see the same answers, and where they were cut."""
+    wanted = said(pool.generate(PROMPTS, SAMPLING))
+    strike = Strike(pool, "rollout-0", signal.SIGKILL)
+    strike.start()
+    batch = pool.generate(PROMPTS, SAMPLING)
+    strike.join(120)
+    assert strike.struck, "the fault must have fired"
+    assert said(batch) == wanted
+    cut = [s for s in batch.samples if s.cuts]
+    assert cut
+    assert all(s.engine == "rollout-1" for s in cut)
+    assert not any(s.restarted for s in batch.samples)
+    assert pool.wait_ready(timeout_s=300) == 2
+    assert said(pool.generate(PROMPTS, SAMPLING)) == wanted
+
+
+def test_an_actor_that_is_frozen_is_replaced(pool):
+    """Ray never sees it; the pool does, in seconds."""
+    pool.wait_ready(timeout_s=300)
+    wanted = said(pool.generate(PROMPTS, SAMPLING))
+    strike = Strike(pool, "rollout-1", signal.SIGSTOP)
+    strike.start()
+    batch = pool.generate(PROMPTS, SAMPLING)
+    strike.join(120)
+    assert strike.struck, "the fault must have fired"
+    assert said(batch) == wanted
+    assert pool.wait_ready(timeout_s=300) == 2
+
+
+def test_what_vllm_would_choke_on_is_refused_at_the_door(pool):
+    """By its own words where it has some; the others are answered."""
+    prompts = [[1, 2], [3], [4], list(range(1, 256)), [100_000]]
+    sampling = [SAMPLING, {"max_tokens": 16.5}, {"temprature": 1}, SAMPLING, SAMPLING]
+    batch = pool.generate(prompts, sampling, ids=list("abcde"), partial="shrink")
+    assert [g.id for g in batch] in (["a"], ["a", "d"])
+    told = {g.id: str(g.error) for g in batch.missing}
+    assert "max_tokens" in told["b"]
+    assert "did you mean 'temperature'" in told["c"]
+    assert "e" in told
+    assert pool.status()["engines"]["rollout-0"]["state"] == "serving"

@@ -1,0 +1,185 @@
+"""The death of a pool's owner: an actor that Ray restarts, whose call Ray repeats.
+
+Its engines die with it. What its next life owes, and what it knows, it has from its ledger. The way of a
+trial is as in ``arena``, but nobody watches this pool from inside: the watcher would die with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+import rayguard
+from rayguard.process.identity import ProcessId
+from rayguard.testing.witness import Witness, core_of
+from tests.benchmarks.trials import score, stage
+from tests.benchmarks.trials.arena import ATTEMPTS, gone
+from tests.benchmarks.trials.batch import ANSWER_S
+from tests.benchmarks.trials.observer import Notes, Sent
+from tests.benchmarks.trials.score import Outcome
+from tests.benchmarks.trials.strike import MOMENT_S, STATUS_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rayguard.testing.witness import Seen
+    from tests.benchmarks.trials.oracle import Oracle, Question
+    from tests.benchmarks.trials.plan import Trial
+
+_END_S = 60.0
+_LOOK_S = 0.001
+
+
+class Holder:
+    """Owns a pool, as a user's controller actor does."""
+
+    def __init__(self, folder: str, engines: int) -> None:
+        policy = rayguard.PoolPolicy(progress=False)
+        self.pool: Any = rayguard.RolloutPool(
+            stage.ColdRollout, folder, engines=engines, options={"num_cpus": 0}, policy=policy
+        )
+
+    def generate(self, prompts: list[Any], sampling: list[Any], ids: list[str]) -> list[Any]:
+        """Ask for a batch; Ray repeats this call in the next life."""
+        batch = self.pool.generate(prompts, sampling, ids=ids, deadline_s=ANSWER_S, partial="shrink")
+        return [*batch, *batch.missing]
+
+    def ready(self) -> tuple[ProcessId, list[ProcessId]]:
+        """Return who owns the pool and which processes die with it, once all engines serve."""
+        self.pool.wait_ready(timeout_s=stage.START_S)
+        pids = []
+        for name, handle in self.pool.handles.items():
+            pids.append(self.pool.status()["engines"][name]["pid"])
+            pids.append(ray.get(handle.engine_status.remote(), timeout=STATUS_S)["pids"]["core"])
+        return ProcessId.me(), [known for pid in pids if (known := ProcessId.of(pid)) is not None]
+
+    def update_weights(self) -> str:
+        """Bring all engines to the current weights."""
+        return str(self.pool.update_weights())
+
+    def end(self) -> None:
+        """Close the pool."""
+        self.pool.close()
+
+
+class OwnerArena:
+    """The pool of one owner, and the trials in which it is killed."""
+
+    def __init__(self, oracle: Oracle, source: Any, folder: Path, engines: int) -> None:
+        self.oracle, self.source, self.folder, self.engines = oracle, source, folder, engines
+        options = {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": 4, "num_cpus": 0}
+        self.owner = ray.remote(Holder).options(**options).remote(str(folder), engines)
+
+    def hold(self, trial: Trial) -> Outcome:
+        """Hold a trial, once more where the fault came too late; return what came of it."""
+        outcome = Outcome(trial=trial)
+        for attempt in range(ATTEMPTS):
+            self._once(trial, outcome, attempt)
+            if outcome.fired or outcome.problems[1:]:
+                break
+        return outcome
+
+    def close(self) -> None:
+        """End the pool and its owner."""
+        ray.get(self.owner.end.remote(), timeout=_END_S)
+        ray.kill(self.owner)
+
+    def _once(self, trial: Trial, outcome: Outcome, attempt: int) -> None:
+        me, dying = ray.get(self.owner.ready.remote(), timeout=stage.START_S)
+        if trial.new_weights and not attempt:
+            now = score.weights_of(self._current())
+            weights = stage.WEIGHTS[(stage.WEIGHTS.index(now) + 1) % len(stage.WEIGHTS)]
+            ray.get(self.source.advance.remote(weights), timeout=STATUS_S)
+            ray.get(self.owner.update_weights.remote(), timeout=MOMENT_S)
+        questions = self.oracle.questions
+        asked = {f"t{trial.number}{'abc'[attempt]}o-{n}": questions[q] for n, q in enumerate(trial.questions)}
+        weights = score.weights_of(self._current())
+        tokens = sum(self.oracle.tokens(weights, question) for question in asked.values())
+        cores = [_Core.of(path) for path in self._living()]
+        call = self.owner.generate.remote(
+            [q.prompt for q in asked.values()], [dict(q.sampling) for q in asked.values()], list(asked)
+        )
+        at, then = None, []
+        if _come(lambda: sum(core.tokens() for core in cores) >= trial.part * tokens / (1 + attempt), call):
+            at = time.monotonic()
+            os.kill(me.pid, signal.SIGKILL)
+            then = [seen for core in cores for seen in core.witness.read(core.since)]
+        try:
+            got = ray.get(call, timeout=ANSWER_S + stage.START_S)
+        except ray.exceptions.RayError as error:
+            got = []
+            outcome.lost.append(f"the call raised {type(error).__name__}: {error}")
+        self._judge(outcome, asked, got, at, then)
+        if at is not None:
+            left = [process for process in dying if not gone(process, _END_S)]
+            outcome.left_over += [f"process {process.pid} outlived its pool's owner" for process in left]
+
+    def _judge(
+        self,
+        outcome: Outcome,
+        asked: dict[str, Question],
+        got: Sequence[Any],
+        at: float | None,
+        then: Sequence[Seen],
+    ) -> None:
+        version, lengths = self._current(), self.oracle.prompt_tokens
+        notes = Notes(sent=[Sent(at=0.0, id=name, engine="", version=version, known=0) for name in asked])
+        score.judge(outcome, asked, got, self.oracle, notes, score.number_of(version))
+        if at is None:
+            return
+        prompts = {
+            name if question.n == 1 else f"{name}/{index}": lengths[question.name]
+            for name, question in asked.items()
+            for index in range(question.n)
+        }
+        seen, outcome.unseen = score.as_of_fault(self._witnessed(), then)
+        cuts = score.cuts_of(seen, prompts)
+        outcome.running, outcome.fired = len(cuts), bool(cuts)
+        samples = {sample.id: sample for generation in got for sample in generation.samples}
+        score.judge_tokens(outcome, cuts, samples)
+        again = [one.at_ns / 1e9 for one in seen if one.id[: -score.TAIL] in prompts and one.at_ns / 1e9 > at]
+        outcome.recover_s = min(again) - at if again else None
+
+    def _current(self) -> str:
+        return str(ray.get(self.source.weights.remote(), timeout=STATUS_S)[0])
+
+    def _living(self) -> list[Path]:
+        return [path for path in stage.witnesses(self.folder).glob("*.witness") if core_of(path).alive()]
+
+    def _witnessed(self) -> Iterator[Seen]:
+        for path in stage.witnesses(self.folder).glob("*.witness"):
+            yield from Witness(path).read()
+
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    witness: Witness
+    since: int
+
+    @classmethod
+    def of(cls, path: Path) -> _Core:
+        witness = Witness(path)
+        return cls(witness, witness.count)
+
+    def tokens(self) -> int:
+        return sum(seen.now - seen.start for seen in self.witness.read(self.since))
+
+
+def _come(has_come: Any, call: Any) -> bool:
+    """Wait for the moment; False where the call is over before."""
+    pause, until, looks = threading.Event(), time.monotonic() + MOMENT_S, 0
+    while time.monotonic() < until:
+        if has_come():
+            return True
+        looks += 1
+        if looks % 100 == 0 and ray.wait([call], timeout=0)[0]:
+            return False
+        pause.wait(_LOOK_S)
+    return False

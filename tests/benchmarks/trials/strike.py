@@ -1,0 +1,183 @@
+"""Brings one fault about, at its moment, while the batch runs.
+
+The moment is told by the witness in the target's core, not by what reaches the pool: news travel in bunches,
+and a blow right behind a bunch would find nothing left to lose.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from rayguard.errors import RayguardError
+from rayguard.process.identity import ProcessId
+from rayguard.testing.injector import aim
+from rayguard.testing.witness import Witness, name_of
+from tests.benchmarks.trials.plan import Fault, Trial
+from tests.benchmarks.trials.stage import fuse_of, witnesses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import psutil
+
+    from rayguard.testing.fuse import Fuse
+    from rayguard.testing.witness import Seen
+    from tests.benchmarks.trials.observer import Notes
+
+STATUS_S = 60.0
+MOMENT_S = 240.0  # for the batch to come so far, on a machine that is very busy
+_LOOK_S = 0.001
+_DEATH_S = 30.0
+_CHILD_S = 300  # the life of a forked child, if nobody ends it
+
+
+@dataclass(slots=True)
+class Target:
+    """One engine of the pool, as it is before a trial."""
+
+    name: str
+    actor_id: str
+    actor: psutil.Process
+    core: psutil.Process
+    worker: psutil.Process
+    witness: Witness
+    seen: int  # requests that its core had before
+    fuse: Fuse
+
+    @classmethod
+    def of(cls, pool: Any, folder: Path, name: str) -> Target:
+        """Look at an engine that serves."""
+        shown = pool.status()["engines"][name]
+        pids = ray.get(pool.handles[name].engine_status.remote(), timeout=STATUS_S)["pids"]
+        core = ProcessId.of(pids["core"])
+        assert core is not None, f"{name} has no core"
+        witness = Witness(witnesses(folder) / name_of(core))
+        return cls(
+            name=name,
+            actor_id=shown["actor_id"],
+            actor=aim(shown["pid"]),
+            core=aim(pids["core"]),
+            worker=aim(pids["workers"][0]),
+            witness=witness,
+            seen=witness.count,
+            fuse=fuse_of(folder, shown["actor_id"]),
+        )
+
+    def tokens(self) -> int:
+        """Return how many tokens its core made of this batch."""
+        return sum(seen.now - seen.start for seen in self.witness.read(self.seen))
+
+
+@dataclass(slots=True)
+class Blow:
+    """What was done. ``at`` is monotonic; None: the batch was over too soon."""
+
+    at: float | None = None
+    wall: float = 0.0
+    pid: int = 0
+    pushed: str = ""  # the version that an interrupted push came to, or how it failed
+    pushing: bool = False  # it was not over when it was struck
+    push_s: float = 0.0
+    child: int = 0
+    died_s: float | None = None  # until a process that was killed was gone to its last thread
+    seen: list[Seen] = field(default_factory=list)  # by the core of an actor that was hit, at that moment
+
+
+def strike(
+    trial: Trial, target: Target, batch: threading.Thread, tokens: int, notes: Notes, push: Callable[[], str]
+) -> Blow:
+    """Wait for the moment, strike, and return when the push (if any) is over.
+
+    ``tokens`` is what the target is expected to make of the batch.
+    """
+    blow = Blow()
+    if not _moment(lambda: target.tokens() >= trial.part * tokens, batch):
+        return blow
+    if trial.fault is Fault.ASSERTION:
+        target.fuse.light(after=trial.calls)
+        return blow
+    if not trial.fault.pushes:
+        _hit(trial.fault, target, blow)
+        return blow
+    pushing = _Push(push)
+    pushing.start()
+    if _moment(lambda: any(engine == target.name for _, engine in list(notes.pushes)), pushing):
+        threading.Event().wait(trial.delay_s)
+        blow.pushing = pushing.is_alive()
+        _hit(trial.fault, target, blow)
+    pushing.join(MOMENT_S)
+    blow.push_s = time.monotonic() - min((at for at, _ in list(notes.pushes)), default=0.0)
+    blow.pushed = pushing.told
+    return blow
+
+
+def _moment(has_come: Callable[[], bool], while_alive: threading.Thread) -> bool:
+    pause, until = threading.Event(), time.monotonic() + MOMENT_S
+    while while_alive.is_alive() and time.monotonic() < until:
+        if has_come():
+            return True
+        pause.wait(_LOOK_S)
+    return False
+
+
+def _hit(fault: Fault, target: Target, blow: Blow) -> None:
+    process = target.core
+    if fault.of_actor:
+        process = target.actor
+    elif fault in {Fault.KILL_WORKER, Fault.STOP_WORKER}:
+        process = target.worker
+    death = os.pidfd_open(process.pid)
+    blow.pid, blow.at, blow.wall = process.pid, time.monotonic(), time.time()
+    process.send_signal(signal.SIGSTOP if fault.stops else signal.SIGKILL)
+    if fault.of_actor:
+        blow.seen = target.witness.read(target.seen)
+    if not fault.stops and select.select([death], [], [], _DEATH_S)[0]:
+        blow.died_s = time.monotonic() - blow.at
+    os.close(death)
+
+
+class _Push(threading.Thread):
+    """A weight update of the whole pool; it may fail where its engines are killed."""
+
+    def __init__(self, push: Callable[[], str]) -> None:
+        super().__init__(daemon=True)
+        self._push = push
+        self.told = "it did not end"
+
+    def run(self) -> None:
+        try:
+            self.told = self._push()
+        except RayguardError as error:
+            self.told = f"{type(error).__name__}: {error}"
+
+
+def burnt(target: Target) -> Blow:
+    """After the batch: say when the scheduler failed; a fuse that did not burn is put out."""
+    ashes, at = target.fuse.burnt(), target.witness.failed_at
+    target.fuse.path.unlink(missing_ok=True)
+    if ashes is None or at is None:
+        return Blow()
+    return Blow(at=at, wall=time.time() - time.monotonic() + at, pid=ashes[1])
+
+
+def fork_child(pool: Any, name: str) -> int:
+    """Let an actor fork a child that holds on to the actor's connection to Ray; return its pid."""
+    child: int = ray.get(pool.handles[name].__ray_call__.remote(_forked), timeout=STATUS_S)
+    return child
+
+
+def _forked(_: Any) -> int:
+    child = os.fork()
+    if child == 0:
+        select.select([], [], [], _CHILD_S)
+        os._exit(0)
+    return child

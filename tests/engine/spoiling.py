@@ -1,0 +1,17 @@
+"""Damage to a real engine's weights behind its receipt: ``Spoiler`` runs in the workers."""
+
+from __future__ import annotations
+
+
+class Spoiler:
+    def spoil(self, factor: float) -> str:
+        """Multiply one norm of the model by ``factor``; return its name."""
+        import torch
+
+        named = self.model_runner.get_model().named_parameters()
+        name, norm = next(
+            (name, p) for name, p in named if "layers.0" in name and "norm" in name and p.numel()
+        )
+        with torch.no_grad():
+            norm.mul_(factor)
+        return name
