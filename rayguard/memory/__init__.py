@@ -1,0 +1,1 @@
+"""What runs out: measured, foreseen, relieved in time."""

@@ -1,0 +1,1 @@
+"""What can be read about memory on this node: one outside thing a file, and no verdicts."""

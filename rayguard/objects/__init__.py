@@ -1,0 +1,1 @@
+"""The object store: who holds which object, since when, and what nobody will use again."""

@@ -1,0 +1,183 @@
+"""A scope reaches the actors that were called in it: what those calls made there ends with it.
+
+No actor needs to be guarded: the announcements are Ray's own ``__ray_call__``. The first call that a scope
+makes to an actor is preceded by one that lets the actor note what it makes; a scope's end sends the keys of
+the calls made within it. Nobody waits for the answers. What an actor borrowed is never ended from here.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+from rayguard.objects import core as ray_core
+from rayguard.objects import hooks, reaper
+from rayguard.objects.holdings import CURRENT, HOLDINGS, Live, log, quietly
+
+_MOST_TASKS = 100_000
+_MOST_ACTORS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What a scope's end tells an actor; plain values, as it crosses processes."""
+
+    caller: str
+    step: int
+    keep_steps: int
+    tasks: dict[str, str]  # key of a call -> the line that made it
+
+
+@dataclass(slots=True)
+class _Known:
+    """An actor that was told to note what it makes."""
+
+    answer: Any = None  # of the last announcement; None: answered
+    due: list[Announcement] = field(default_factory=list)
+    deaf: bool = False
+
+
+class _Actors:
+    """The actors that this process called within scopes. Invariant: one unanswered announcement to each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._core: Any = None
+        self._known: dict[str, _Known] = {}
+        self._handles: dict[str, weakref.ref[Any]] = {}
+
+    def before_call(self, handle: Any, _live: Live) -> None:
+        """Introduce ourselves to an actor that is called for the first time; send what waits for it."""
+        if handle._ray_is_cross_language or "__ray_call__" not in handle._ray_method_signatures:  # noqa: SLF001
+            return
+        actor_id = handle._ray_actor_id.hex()  # noqa: SLF001
+        with self._lock:
+            self._renew()
+            self._handles[actor_id] = weakref.ref(handle)
+            if actor_id in self._known:
+                known = self._known[actor_id]
+                self._send(handle, known)
+                return
+            if len(self._known) >= _MOST_ACTORS:
+                return
+            self._known[actor_id] = _Known(answer=_call(handle, listen))
+
+    def end(self, live: Live) -> None:
+        """Tell each actor that ``live`` called that it is over."""
+        caller = _own_name()
+        with self._lock:
+            for actor_id, tasks in live.actors.items():
+                known = self._known.get(actor_id)
+                if known is None or known.deaf:
+                    continue
+                known.due.append(Announcement(caller, live.opened.step, live.opened.keep_steps, tasks))
+                handle = self._handles[actor_id]()
+                if handle is not None:
+                    self._send(handle, known)
+
+    def _renew(self) -> None:
+        core = ray_core.core_worker()
+        if core is not self._core:
+            ray_core.keep_for_ever([known.answer for known in self._known.values()])
+            self._core, self._known, self._handles = core, {}, {}
+
+    def _send(self, handle: Any, known: _Known) -> None:
+        _listen_to(known)
+        if known.due and known.answer is None and not known.deaf:
+            due, known.due = known.due, []
+            known.answer = _call(handle, ended, due)
+        elif sum(len(one.tasks) for one in known.due) > _MOST_TASKS:
+            del known.due[0]
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until every actor has answered, and send what waited for that; False when the time ran out."""
+        import ray  # noqa: PLC0415 - whoever has scopes has Ray
+
+        with self._lock:
+            answers = [known.answer for known in self._known.values() if known.answer is not None]
+        _, late = ray.wait(answers, num_returns=len(answers), timeout=timeout_s) if answers else ([], [])
+        with self._lock:
+            for actor_id, known in self._known.items():
+                handle = self._handles[actor_id]()
+                if handle is not None:
+                    self._send(handle, known)
+            return not late and not any(known.answer is not None for known in self._known.values())
+
+
+def _listen_to(known: _Known) -> None:
+    """Take the answer if it is there."""
+    if known.answer is None or known.answer.hex() not in ray_core.ready(
+        ray_core.core_worker(), [known.answer]
+    ):
+        return
+    answer, known.answer = known.answer, None
+    try:
+        core = ray_core.core_worker()
+        import ray  # noqa: PLC0415 - see ``settle``
+
+        ended_there = ray._private.worker.global_worker.get_objects([answer])[0][0]  # noqa: SLF001
+    except Exception as error:  # noqa: BLE001 - the actor died, or has no rayguard: it is left alone
+        known.deaf = isinstance(error, ImportError)
+        log.debug("an actor did not hear that a scope ended: %s", error)
+        return
+    assert core is not None
+    HOLDINGS.totals.ended_elsewhere += ended_there
+
+
+def _call(handle: Any, what: Any, *args: Any) -> Any:
+    token = CURRENT.set(None)  # our own calls are nobody's objects
+    try:
+        return handle.__ray_call__.remote(what, *args)
+    finally:
+        CURRENT.reset(token)
+
+
+def _own_name() -> str:
+    core = ray_core.core_worker()
+    return core.get_worker_id().hex() if core is not None else ""
+
+
+ACTORS = _Actors()
+
+
+def install() -> None:
+    """Begin to notice what is made here."""
+    hooks.install(ACTORS.before_call)
+
+
+def listen(_instance: Any) -> int:
+    """Run in an actor: note what it makes from now on, and in which call."""
+    with quietly("scope across actors"):
+        HOLDINGS.tracking = True
+        install()
+    return 0
+
+
+def ended(instance: Any, announcements: list[Announcement]) -> int:
+    """Run in an actor: end what the calls of scopes that are over made here; return how many."""
+    listen(instance)
+    count = 0
+    for announcement in announcements:
+        with quietly("scope across actors"):
+            count += _end_here(announcement)
+    return count
+
+
+def _end_here(announcement: Announcement) -> int:
+    core = ray_core.core_worker()
+    if core is None:
+        return 0
+    HOLDINGS.connect(core)
+    HOLDINGS.step = max(HOLDINGS.step, announcement.step)
+    # Whoever wrote this actor declared nothing here: the newest of each line always stays.
+    keep_steps = max(1, announcement.keep_steps)
+    with HOLDINGS.lock:
+        opened = HOLDINGS.objects.open(HOLDINGS.number(), announcement.step, announcement.caller, keep_steps)
+    reaper.refresh(core, tasks=announcement.tasks)
+    with HOLDINGS.lock:
+        HOLDINGS.objects.claim(opened, announcement.tasks)
+        HOLDINGS.objects.end(opened)
+        due = HOLDINGS.objects.due({*HOLDINGS.live_lanes(), announcement.caller})
+    return len(reaper.reap(core, due).ended)
