@@ -3,6 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 CORPUS ?= ../shared/corpus/dev.jsonl
+N ?= 20
+SEED ?= 0
 BIN := $(VENV)/bin
 # uv does not look where pip was told to: the CPU build of torch lies there on some machines.
 export UV_FIND_LINKS ?= $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
@@ -10,7 +12,7 @@ UV := $(shell command -v uv || echo $(PYTHON) -m uv)
 # vLLM on the CPU: no download, one OpenMP thread for each engine, engines free to share cores.
 RUN := env HF_HUB_OFFLINE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 RAY_AUTH_MODE=disabled
 
-.PHONY: help setup demo test lint fast bench diagnosis-report docs clean
+.PHONY: help setup demo test lint fast bench trials soak-memory diagnosis-report docs clean
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -42,6 +44,12 @@ fast: setup ## Run the tests that need neither Ray nor vLLM
 
 bench: setup ## Measure: restart, detection, cost of a call, throughput (ratios, side by side)
 	@$(RUN) $(BIN)/python -m tests.benchmarks
+
+trials: setup ## Strike a pool of real engines with random faults under load (N=20 SEED=0); judged by an oracle
+	@$(RUN) $(BIN)/python -m tests.benchmarks.trials --trials $(N) --seed $(SEED)
+
+soak-memory: setup ## Run a leaking job under a real limit, bare and guarded; measure forecasts, ledger and reaper
+	@$(RUN) $(BIN)/python -m tests.benchmarks.memory.soak --rest
 
 diagnosis-report: setup ## Measure the diagnosis on labelled texts (CORPUS=texts.jsonl): kinds, scopes, buried causes, speed
 	@$(RUN) $(BIN)/python -m tests.benchmarks.diagnosis_report $(CORPUS)

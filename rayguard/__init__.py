@@ -10,63 +10,99 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rayguard.actors.guard import guard, method
-    from rayguard.actors.mixins import RolloutMixin
+    from rayguard.actors.mixins import MemoryMixin, RolloutMixin
+    from rayguard.actors.pool.policy import PoolPolicy
+    from rayguard.actors.pool.pool import RolloutPool
+    from rayguard.actors.pool.result import Batch, Generation, Sample
     from rayguard.engine.settings import EngineSettings
-    from rayguard.engine.weights import Weights
+    from rayguard.engine.weights.version import Weights
     from rayguard.errors import (
+        BatchError,
         ConfigError,
+        DeadlineError,
         EngineHungError,
         GaveUpError,
+        QuarantinedError,
         RayguardError,
         RecoveryTimeoutError,
+        RequestError,
+        StateLostError,
         WeightsError,
     )
     from rayguard.metrics.exporter import serve_metrics
+    from rayguard.objects.scope import object_scope
     from rayguard.recovery.budget import RestartBudget
     from rayguard.recovery.incident import Incident, incident_of
     from rayguard.recovery.ladder import Ladder
+    from rayguard.recovery.memory_policy import MemoryPolicy
     from rayguard.recovery.policy import GuardPolicy
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Batch": "actors.pool.result",
+    "BatchError": "errors",
     "ConfigError": "errors",
+    "DeadlineError": "errors",
     "EngineHungError": "errors",
     "EngineSettings": "engine.settings",
     "GaveUpError": "errors",
+    "Generation": "actors.pool.result",
     "GuardPolicy": "recovery.policy",
     "Incident": "recovery.incident",
     "Ladder": "recovery.ladder",
+    "MemoryMixin": "actors.mixins",
+    "MemoryPolicy": "recovery.memory_policy",
+    "PoolPolicy": "actors.pool.policy",
+    "QuarantinedError": "errors",
     "RayguardError": "errors",
     "RecoveryTimeoutError": "errors",
+    "RequestError": "errors",
     "RestartBudget": "recovery.budget",
     "RolloutMixin": "actors.mixins",
-    "Weights": "engine.weights",
+    "RolloutPool": "actors.pool.pool",
+    "Sample": "actors.pool.result",
+    "StateLostError": "errors",
+    "Weights": "engine.weights.version",
     "WeightsError": "errors",
     "guard": "actors.guard",
     "incident_of": "recovery.incident",
     "method": "actors.guard",
+    "object_scope": "objects.scope",
     "serve_metrics": "metrics.exporter",
 }
 
 __all__ = [
+    "Batch",
+    "BatchError",
     "ConfigError",
+    "DeadlineError",
     "EngineHungError",
     "EngineSettings",
     "GaveUpError",
+    "Generation",
     "GuardPolicy",
     "Incident",
     "Ladder",
+    "MemoryMixin",
+    "MemoryPolicy",
+    "PoolPolicy",
+    "QuarantinedError",
     "RayguardError",
     "RecoveryTimeoutError",
+    "RequestError",
     "RestartBudget",
     "RolloutMixin",
+    "RolloutPool",
+    "Sample",
+    "StateLostError",
     "Weights",
     "WeightsError",
     "__version__",
     "guard",
     "incident_of",
     "method",
+    "object_scope",
     "serve_metrics",
 ]
 

@@ -18,6 +18,9 @@ import typer
 
 from rayguard.cli_catalog import catalog, known_kind
 from rayguard.cli_diagnose import diagnose
+from rayguard.cli_flight import flight
+from rayguard.cli_memory import memory
+from rayguard.cli_reap import reap
 from rayguard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,6 +65,9 @@ def _root(
 
 
 app.command()(diagnose)
+app.command()(flight)
+app.command()(memory)
+app.command()(reap)
 app.add_typer(catalog, name="catalog")
 
 

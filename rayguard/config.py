@@ -7,7 +7,6 @@ and checked is ``rayguard.private``; choosing one here creates nothing.
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,32 +14,10 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from rayguard.errors import ConfigError
+from rayguard.home import default_home
 
 ENV_PREFIX = "RAYGUARD_"
 _OFF = frozenset({"off", "none", "no"})
-
-
-def default_home() -> Path:
-    """Return ``$XDG_STATE_HOME/rayguard`` or ``~/.local/state/rayguard``; creates nothing.
-
-    Where that cannot be written (no home, read-only, another user's), it is ``<tmp>/rayguard-<uid>``.
-    """
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    home = Path(os.path.expanduser(state)) / "rayguard"  # noqa: PTH111 - Path.expanduser raises without a home
-    return home if _could_write(home) else Path(tempfile.gettempdir()) / f"rayguard-{os.getuid()}"
-
-
-def _could_write(home: Path) -> bool:
-    """Say whether ``home`` is ours to write, or could be made."""
-    if not home.is_absolute():
-        return False
-    try:
-        if home.exists():
-            return home.stat().st_uid == os.getuid() and os.access(home, os.W_OK | os.X_OK)
-        nearest = next(parent for parent in home.parents if parent.exists())
-    except OSError:  # a parent that may not be searched, a symlink loop
-        return False
-    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
 
 
 def _port_or_off(value: Any) -> Any:

@@ -32,6 +32,69 @@ class RecoveryTimeoutError(RayguardError, TimeoutError):
     """A recovery step passed its deadline."""
 
 
+class StateLostError(RayguardError, RuntimeError):
+    """The state that a recycled actor handed over cannot be had: it must not go on as if it were new."""
+
+
+class RequestError(RayguardError, ValueError):
+    """One request cannot be answered as it is: it never reached an engine, and no other is disturbed.
+
+    Fields: ``request`` (its id, empty when the options of a whole batch are meant), ``reason``.
+    """
+
+    def __init__(self, request: str, reason: str) -> None:
+        super().__init__(request, reason)
+        self.request = request
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"request {self.request!r}: {self.reason}" if self.request else self.reason
+
+
+class QuarantinedError(RequestError):
+    """Every engine that a request ran on died; it is given to no more of them."""
+
+
+class WrongSessionError(RayguardError, RuntimeError):
+    """The actor's process is another one than the caller means: what that one was told is gone with it."""
+
+
+class DeadlineError(RayguardError, TimeoutError):
+    """Requests were not answered by their deadline.
+
+    Fields: ``request`` (id), ``waited_s``, ``state`` (what it was doing).
+    """
+
+    def __init__(self, request: str, waited_s: float, state: str) -> None:
+        super().__init__(request, waited_s, state)
+        self.request = request
+        self.waited_s = waited_s
+        self.state = state
+
+    def __str__(self) -> str:
+        return f"request {self.request!r} was not answered within {self.waited_s:.1f} s: {self.state}"
+
+
+class BatchError(RayguardError, RuntimeError):
+    """Some prompts of a batch could not be answered; ``batch`` holds all that could.
+
+    Fields: ``failed`` (prompts without a whole answer), ``first`` (the first error's text), ``batch``.
+    """
+
+    def __init__(self, failed: int, first: str, batch: object) -> None:
+        super().__init__(failed, first, batch)
+        self.failed = failed
+        self.first = first
+        self.batch = batch
+
+    def __str__(self) -> str:
+        return (
+            f"{self.failed} prompts could not be answered, the first because: {self.first}. The others are "
+            "in error.batch, the errors in error.batch.missing; partial='shrink' leaves such prompts out, "
+            "partial='replace' takes others for them"
+        )
+
+
 class GaveUpError(RayguardError, RuntimeError):
     """The restart budget is spent: says the cause, what was tried and what to do.
 

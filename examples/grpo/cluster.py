@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 from tokenizers import Tokenizer
 
-from examples.grpo.bare import BareRollout
-from examples.grpo.rollout import Rollout
+from examples.grpo.bare import BareRollouts
+from examples.grpo.rollout import Rollouts, fuse_of
 from examples.grpo.sampling import ENVIRONMENT
 from examples.grpo.trainer import Trainer
 from rayguard.testing.fuse import Fuse
@@ -36,7 +36,7 @@ class Cast:
     """Who takes part: the actors, the tokenizer that prompts are made with, a fuse for each rollout."""
 
     trainer: Any
-    rollouts: tuple[Any, ...]
+    rollouts: Rollouts | BareRollouts
     fuses: tuple[Fuse, ...]
     tokenizer: Tokenizer
 
@@ -67,9 +67,8 @@ def hire(out: Path, *, seed: int, guarded: bool) -> Cast:
     """Build the model and start the actors; returns before the engines are up."""
     folder = ray.get(_build_model.remote(out / "model", seed), timeout=START_DEADLINE_S)
     trainer = Trainer.options(name="trainer").remote(str(folder))
-    fuses = tuple(Fuse(out / f"fuse-{number}") for number in range(ROLLOUTS))
-    rollout = Rollout if guarded else _bare()
-    rollouts = tuple(rollout.remote(str(folder), fuse.path) for fuse in fuses)
+    rollouts = (Rollouts if guarded else BareRollouts)(str(folder), out, engines=ROLLOUTS)
+    fuses = tuple(Fuse(fuse_of(out, handle._actor_id.hex())) for handle in rollouts.handles)  # noqa: SLF001
     return Cast(trainer, rollouts, fuses, Tokenizer.from_file(str(folder / "tokenizer.json")))
 
 
@@ -78,8 +77,3 @@ def _build_model(folder: Path, seed: int) -> Path:
     from examples.grpo.model import build
 
     return build(folder, seed)
-
-
-def _bare() -> Any:
-    """Return the rollout without rayguard, which is also a plugin of vLLM where it is installed."""
-    return BareRollout.options(runtime_env={"env_vars": {"VLLM_PLUGINS": ""}})

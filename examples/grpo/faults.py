@@ -37,7 +37,7 @@ class Disturbance:
     rollouts: Sequence[Any]
     fuses: Sequence[Fuse]
     seed: int
-    seeding: set[int] = field(default_factory=set)
+    seeding: bool = False
     victims: dict[PlannedFault, psutil.Process] = field(default_factory=dict)
     tokens: dict[PlannedFault, int] = field(default_factory=dict)  # generated before the step
 
@@ -50,16 +50,16 @@ class Disturbance:
             if fault.what is What.SCHEDULER_ASSERTION:
                 self.fuses[fault.target].light(after=5)
             if fault.what is What.SEEDED_PARTIAL_PREFILL:
-                self.seeding.add(fault.target)
+                self.seeding = True
 
-    def shape(self, rollout: int, requests: Sequence[Request]) -> Sequence[Request]:
-        """Return the batch as ``rollout`` gets it: with a seed for each request from its natural fault on.
+    def shape(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Return the batch as it is asked for: with a seed for each request from the natural fault on.
 
         That is the fault: prompts of 200 tokens do not fit one step of 256 together, so that some are
         prefilled in two parts, and vLLM 0.32 on the CPU cannot do that to a request with a seed. All later
         batches are seeded too: that nothing happens any more proves the cure.
         """
-        return seeded(requests, self.seed) if rollout in self.seeding else requests
+        return seeded(requests, self.seed) if self.seeding else requests
 
     def strike(self, step: int) -> None:
         """While the calls of ``step`` run: send what is done by a signal, in the middle of the work."""

@@ -6,13 +6,17 @@ The one disturbance is on purpose (``faults``). Where results are waited for: ``
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from examples.grpo.cluster import ROLLOUTS, START_DEADLINE_S
+from examples.grpo.cluster import START_DEADLINE_S
 from examples.grpo.history import Step
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+
     from examples.grpo.cluster import Cast
     from examples.grpo.faults import Disturbance
     from examples.grpo.history import History
@@ -43,19 +47,16 @@ class Loop:
         """Sample, train, push."""
         started = time.time()
         self.history.doing = f"step {number}"
-        batches = self._batches(number)
         self.disturbance.prepare(number)
-        calls = [
-            rollout.generate.remote(self.disturbance.shape(i, batches[i]))
-            for i, rollout in enumerate(self.cast.rollouts)
-        ]
+        requests = self.disturbance.shape(self._requests(number))
+        asked = self.cast.rollouts.sample(requests)
         self.disturbance.strike(number)
         try:
-            samples = [sample for batch in self._wait(calls) for sample in batch]
+            samples = self.cast.rollouts.read(self._wait(asked), requests)
         finally:
             self.disturbance.settle()
         self.history.deliveries.arrived(samples, self.version)
-        [metrics] = self._wait([self.cast.trainer.step.remote(samples)])
+        [metrics] = self._wait([self.cast.trainer.step.remote(samples).future()])
         self._push()
         self.history.steps.append(
             Step(
@@ -68,18 +69,14 @@ class Loop:
             )
         )
 
-    def _batches(self, number: int) -> list[list[Request]]:
-        groups = self.prompts.step(number)
-        batches = [[request for group in groups[i::ROLLOUTS] for request in group] for i in range(ROLLOUTS)]
-        for batch in batches:
-            self.history.deliveries.expect(batch)
-        return batches
+    def _requests(self, number: int) -> list[Request]:
+        requests = [request for group in self.prompts.step(number) for request in group]
+        self.history.deliveries.expect(requests)
+        return requests
 
     def _push(self, *, deadline_s: float = STEP_DEADLINE_S) -> None:
-        [self.version] = self._wait([self.cast.trainer.version.remote()], deadline_s=deadline_s)
-        pushed = self._wait([rollout.push.remote() for rollout in self.cast.rollouts], deadline_s=deadline_s)
-        if set(pushed) != {self.version}:
-            raise RuntimeError(f"the trainer is at {self.version}, the rollouts say {pushed}")
+        with ThreadPoolExecutor(max_workers=1) as beside:  # the view goes on meanwhile
+            [self.version] = self._wait([beside.submit(self.cast.rollouts.push)], deadline_s=deadline_s)
 
-    def _wait(self, refs: list[Any], *, deadline_s: float = STEP_DEADLINE_S) -> list[Any]:
-        return self.observer.wait(refs, deadline_s=deadline_s)
+    def _wait(self, futures: Sequence[Future[Any]], *, deadline_s: float = STEP_DEADLINE_S) -> list[Any]:
+        return self.observer.wait(futures, deadline_s=deadline_s)

@@ -72,11 +72,12 @@ def perform(history: History, view: View, injector: FaultInjector, out: Path, se
     try:
         with ray_cluster(out / "rayguard"):
             cast = hire(out, seed=seed, guarded=history.guarded)
-            disturbance = Disturbance(injector, cast.rollouts, cast.fuses, seed)
+            handles = cast.rollouts.handles
+            disturbance = Disturbance(injector, handles, cast.fuses, seed)
             loop = Loop(
                 cast=cast,
                 prompts=PromptSource(encode=cast.encode, seed=seed),
-                observer=Observer(history, view, cast.rollouts, also=disturbance.settle),
+                observer=Observer(history, view, handles, also=disturbance.settle),
                 disturbance=disturbance,
                 history=history,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -11,7 +12,8 @@ from examples.grpo.history import RolloutState
 from rayguard.recovery.journal import default_journal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
+    from concurrent.futures import Future
 
     from examples.grpo.history import History
     from examples.grpo.view import View
@@ -35,22 +37,22 @@ class Observer:
         self.looked_at = 0.0
         history.rollouts = [RolloutState(actor_id=rollout._actor_id.hex()) for rollout in rollouts]  # noqa: SLF001
 
-    def wait(self, refs: Sequence[Any], *, deadline_s: float) -> list[Any]:
-        """Return the results of ``refs`` in their order.
+    def wait(self, futures: Sequence[Future[Any]], *, deadline_s: float) -> list[Any]:
+        """Return the results of ``futures`` in their order.
 
         Raises:
             TimeoutError: They did not come in time: a rollout hangs, and nobody noticed.
         """
         deadline = time.monotonic() + deadline_s
-        open_refs = list(refs)
-        while open_refs:
-            _, open_refs = ray.wait(open_refs, num_returns=len(open_refs), timeout=POLL_S, fetch_local=False)
+        left: Collection[Future[Any]] = futures
+        while left:
+            _, left = wait(left, timeout=POLL_S)
             self.look()
-            if time.monotonic() > deadline:
+            if left and time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"{len(open_refs)} of {len(refs)} calls were not answered in {deadline_s:.0f} s"
+                    f"{len(left)} of {len(futures)} calls were not answered in {deadline_s:.0f} s"
                 )
-        return ray.get(list(refs), timeout=deadline_s)
+        return [future.result() for future in futures]
 
     def look(self, *, now: bool = False) -> None:
         """Read the journal and the rollouts' answers, at most twice a second unless asked to."""

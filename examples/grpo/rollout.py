@@ -1,4 +1,4 @@
-"""A rollout that survives its engine: what a user of rayguard writes."""
+"""Rollouts that survive their engines: what a user of rayguard writes."""
 
 # ruff: noqa: PLC0415 - heavy libraries are imported where they are used: the driver does without them
 
@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 import rayguard
-from examples.grpo.sampling import engine_args, sample
+from examples.grpo.samples import Sample
+from examples.grpo.sampling import engine_args, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
-    from examples.grpo.samples import Request, Sample
+    from examples.grpo.samples import Request
 
 
-@ray.remote(num_cpus=1)
 class Rollout(rayguard.RolloutMixin):
-    """Samples with vLLM from the trainer's current weights."""
+    """A vLLM engine with the trainer's current weights."""
 
-    def __init__(self, model_dir: str, fuse: Path) -> None:
-        self.args = engine_args(model_dir, fuse)
+    def __init__(self, model_dir: str, fuses: Path) -> None:
+        self.args = engine_args(model_dir, fuse_of(fuses, ray.get_runtime_context().get_actor_id()))
         trainer = ray.get_actor("trainer")
         self.start_engine(weights=lambda: ray.get(trainer.weights.remote()))
 
@@ -34,10 +35,51 @@ class Rollout(rayguard.RolloutMixin):
 
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings.as_kwargs(**self.args)))
 
-    async def generate(self, requests: Sequence[Request]) -> list[Sample]:
-        """Sample every request, whatever happens to the engine meanwhile."""
-        return await self.with_engine(lambda engine: sample(engine, requests))
 
-    async def push(self) -> str:
-        """Bring the engine to the trainer's current weights and return their version."""
-        return await self.update_weights()
+class Rollouts:
+    """All rollouts: one pool."""
+
+    def __init__(self, model_dir: str, fuses: Path, *, engines: int) -> None:
+        policy = rayguard.PoolPolicy(progress=False)  # the demo draws a view of its own
+        self.pool = rayguard.RolloutPool(Rollout, model_dir, fuses, engines=engines, policy=policy)
+        self.handles = tuple(self.pool.handles.values())
+
+    def sample(self, requests: Sequence[Request]) -> list[Future[Any]]:
+        """Ask for a sample of each request."""
+        return [self.pool.submit(r.prompt, options_of(r), request_id=r.id) for r in requests]
+
+    def read(self, generations: Sequence[rayguard.Generation], requests: Sequence[Request]) -> list[Sample]:
+        """Return the samples."""
+        return [_read(generation, request) for generation, request in zip(generations, requests, strict=True)]
+
+    def push(self) -> str:
+        """Bring all engines to the trainer's current weights and return their version.
+
+        A pool goes on while one of its actors is away. Here the next step waits for it, so that each fault
+        meets a whole pool.
+        """
+        self.pool.wait_ready()
+        return self.pool.update_weights()
+
+    def close(self) -> None:
+        """End all rollouts."""
+        self.pool.close()
+
+
+def fuse_of(fuses: Path, actor_id: str) -> Path:
+    """Return where the fuse of a rollout lies (see ``faults``)."""
+    return fuses / f"fuse-{actor_id}"
+
+
+def _read(generation: rayguard.Generation, request: Request) -> Sample:
+    if generation.error is not None:
+        raise generation.error
+    [sample] = generation.samples
+    return Sample(
+        id=request.id,
+        prompt=request.prompt,
+        tokens=tuple(sample.token_ids),
+        logprobs=tuple(sample.logprobs),
+        weight_version=sample.weight_version,
+        tokens_saved=max(sample.cuts, default=0),
+    )

@@ -1,20 +1,12 @@
-"""How the demo talks to vLLM: the engine's arguments, and requests in, samples out.
-
-The same for the guarded and the bare rollout: both hand in an engine with vLLM's own ``generate``.
-"""
-
-# ruff: noqa: PLC0415 - heavy libraries are imported where they are used: the driver does without them
+"""How the demo talks to vLLM, guarded or bare: the engine's arguments and sampling options."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
-from examples.grpo.samples import Sample
 from rayguard.testing.fuse import fused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from examples.grpo.samples import Request
@@ -49,38 +41,11 @@ def engine_args(model_dir: str, fuse: Path) -> dict[str, Any]:
     }
 
 
-async def sample(engine: Any, requests: Sequence[Request]) -> list[Sample]:
-    """Sample all ``requests`` at once; the samples come back in their order."""
-    return list(await asyncio.gather(*(_sample(engine, request) for request in requests)))
-
-
-async def _sample(engine: Any, request: Request) -> Sample:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    params = SamplingParams(
-        seed=request.seed,
-        max_tokens=request.max_tokens,
-        ignore_eos=True,
-        logprobs=0,  # of the sampled token only
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
-    prompt = {"prompt_token_ids": list(request.prompt)}
-    async for output in engine.generate(prompt, params, request.id):
-        last = output
-    return _read(last, request)
-
-
-def _read(output: Any, request: Request) -> Sample:
-    completion = output.outputs[0]
-    tokens = tuple(completion.token_ids)
-    return Sample(
-        id=request.id,
-        prompt=request.prompt,
-        tokens=tokens,
-        logprobs=tuple(
-            entry[token].logprob for token, entry in zip(tokens, completion.logprobs, strict=True)
-        ),
-        # vLLM notes which version made which tokens; a push between two tokens would show as two spans.
-        weight_version="+".join(span.version for span in completion.weight_versions or ()),
-    )
+def options_of(request: Request) -> dict[str, Any]:
+    """Return vLLM's sampling options for a request."""
+    options = {
+        "max_tokens": request.max_tokens,
+        "ignore_eos": True,
+        "logprobs": 0,
+    }  # of the sampled token only
+    return options if request.seed is None else {**options, "seed": request.seed}

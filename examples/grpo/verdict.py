@@ -68,7 +68,7 @@ class Joined:
 
 
 def join(history: History) -> list[Joined]:
-    """Give each fault the first incident between it and the next fault."""
+    """Give each fault the first incident of its rollout between it and the next fault of that."""
     return [Joined(fault, next(iter(mine), None)) for fault, mine in _by_fault(history)]
 
 
@@ -87,12 +87,17 @@ def problems(history: History) -> list[str]:
 
 
 def _by_fault(history: History) -> list[tuple[FiredFault, list[Incident]]]:
-    """Return each fault with the incidents between it and the next: the loop waits for each recovery."""
+    """Return each fault with its rollout's incidents until the next there: the loop waits for recoveries."""
     faults = sorted(history.fired, key=lambda fault: fault.at)
-    ends = [fault.at for fault in faults[1:]] + [float("inf")] * bool(faults)
+    return [(fault, _of(fault, faults[number + 1 :], history)) for number, fault in enumerate(faults)]
+
+
+def _of(fault: FiredFault, later: list[FiredFault], history: History) -> list[Incident]:
+    target = fault.planned.target
+    end = next((other.at for other in later if other.planned.target == target), float("inf"))
+    actor_id = history.rollouts[target].actor_id
     return [
-        (fault, [seen for seen in history.incidents if fault.at <= seen.detected_at < end])
-        for fault, end in zip(faults, ends, strict=True)
+        seen for seen in history.incidents if seen.actor_id == actor_id and fault.at <= seen.detected_at < end
     ]
 
 

@@ -24,24 +24,29 @@ from rayguard.recovery.policy import GuardPolicy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from rayguard.recovery.memory_policy import MemoryPolicy
+
 T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 _NOTHING: Any = object()
 _ALWAYS = -1
-_USAGE = "use @rayguard.guard or @rayguard.guard(policy=..., idempotent=...) on a class"
+_USAGE = "use @rayguard.guard or @rayguard.guard(policy=..., idempotent=..., memory=...) on a class"
 
 
 @overload
 def guard(target: T, /) -> T: ...
 @overload
-def guard(*, policy: GuardPolicy = ..., idempotent: bool = ...) -> Callable[[T], T]: ...
+def guard(
+    *, policy: GuardPolicy = ..., idempotent: bool = ..., memory: MemoryPolicy | None = ...
+) -> Callable[[T], T]: ...
 def guard(target: Any = _NOTHING, /, **options: Any) -> Any:
     """Guard a class: its faults are diagnosed, recovered from where that can be done, and recorded.
 
     Below ``@ray.remote`` on the plain class or above it on the actor class; the very same object comes back.
     ``policy`` is a ``GuardPolicy``. With ``idempotent=False`` no call is ever made a second time: such a
     call ends with an error where another one would have been repeated (``@rayguard.method`` for one method).
+    ``memory`` is a ``MemoryPolicy`` (or None: not watched), instead of ``policy``'s.
 
     Raises ``ConfigError`` for what cannot be guarded, and for options that do not exist.
     """
@@ -106,9 +111,11 @@ def guard_class(target: T, mark: Guarding) -> T:
 
 
 def _checked(options: dict[str, Any]) -> Guarding:
-    unknown = sorted(set(options) - {"policy", "idempotent"})
+    unknown = sorted(set(options) - {"policy", "idempotent", "memory"})
     if unknown:
-        raise ConfigError(f"guard() knows no option {', '.join(unknown)}; it has policy and idempotent")
+        raise ConfigError(
+            f"guard() knows no option {', '.join(unknown)}; it has policy, idempotent and memory"
+        )
     policy = options.get("policy")
     idempotent = options.get("idempotent", True)
     if policy is None:
@@ -117,6 +124,8 @@ def _checked(options: dict[str, Any]) -> Guarding:
         raise ConfigError(f"guard(policy=...) takes a rayguard.GuardPolicy, got {policy!r}")
     if not isinstance(idempotent, bool):
         raise ConfigError(f"guard(idempotent=...) takes True or False, got {idempotent!r}")
+    if "memory" in options:
+        policy = replace(policy, memory=options["memory"])
     return Guarding(policy=policy, idempotent=idempotent, role=Role.ACTOR)
 
 

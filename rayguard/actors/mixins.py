@@ -1,4 +1,4 @@
-"""``RolloutMixin``: for classes that own an inference engine.
+"""``RolloutMixin``: for classes that own an inference engine. ``MemoryMixin``: for those that may leak.
 
 The engine's life is ``rayguard.engine.supervisor``'s; the guarding of ordinary methods is
 ``rayguard.actors.guard``'s. Here they meet in one actor.
@@ -9,14 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+from dataclasses import replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rayguard.actors.guard import guard_class
-from rayguard.actors.options import Guarding, mark_of
+from rayguard.actors.hands import HOOKS
+from rayguard.actors.options import MARK, Guarding, mark_of
 from rayguard.actors.surroundings import surroundings_of
+from rayguard.actors.tokens import keep_tokens
 from rayguard.actors.wrap import leave
 from rayguard.errors import ConfigError
 from rayguard.faults.fault import Role
+from rayguard.recovery.memory_policy import MemoryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
     from rayguard.engine.protocol import Engine
     from rayguard.engine.settings import EngineSettings
     from rayguard.engine.supervisor import EngineSupervisor
+    from rayguard.engine.token_log import TokenLog
     from rayguard.recovery.policy import GuardPolicy
 
 T = TypeVar("T")
@@ -38,6 +44,7 @@ class RolloutMixin:
     """
 
     _engine_slot: EngineSupervisor | None = None
+    _token_log: TokenLog | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Guard the class that owns an engine, as ``@rayguard.guard`` does; that may be said as well."""
@@ -46,7 +53,10 @@ class RolloutMixin:
         if recipe is not None:
             leave(recipe)  # its failures are the supervisor's
         if "__ray_actor_class__" not in vars(cls):  # not for Ray's own subclass, made by @ray.remote
-            guard_class(cls, Guarding(role=Role.ROLLOUT, implied=True))
+            marks = [vars(base)[MARK] for base in cls.__mro__ if MARK in vars(base)]
+            said = next((mark for mark in marks if not mark.implied), Guarding(role=Role.ROLLOUT))
+            # What was said of a base holds for what is made of it, as by a pool.
+            guard_class(cls, replace(said, implied=True))
 
     @leave
     def build_engine(self, settings: EngineSettings) -> Any:
@@ -78,14 +88,15 @@ class RolloutMixin:
             )
         from rayguard.engine.slot import engine_slot  # noqa: PLC0415
 
-        mark = mark_of(type(self))
+        mark, around = mark_of(type(self)), surroundings_of(self)
         self._engine_slot = engine_slot(
             self.build_engine,
             weights=weights,
             policy=policy or (None if mark is None else mark.policy),
-            surroundings=surroundings_of(self),
+            surroundings=around,
         )
         self._engine_slot.start()
+        self._token_log = keep_tokens(self._engine_slot.engine(0.0), around.actor_id)
 
     @overload
     def with_engine(self, use: Callable[[Any], Awaitable[T]]) -> Awaitable[T]: ...
@@ -120,8 +131,11 @@ class RolloutMixin:
     def stop_engine(self) -> None:
         """End the engine to its last process."""
         slot, self._engine_slot = self._engine_slot, None
+        log, self._token_log = self._token_log, None
         if slot is not None:
             slot.close()
+        if log is not None:
+            log.close()
 
     def _slot(self) -> EngineSupervisor:
         if self._engine_slot is None:
@@ -129,6 +143,29 @@ class RolloutMixin:
                 f"{type(self).__qualname__} has no engine yet: call self.start_engine() in __init__"
             )
         return self._engine_slot
+
+
+class MemoryMixin:
+    """An actor whose memory is watched, and relieved before Ray kills it: ``guard(memory=MemoryPolicy())``.
+
+    What a class may offer, all of it by name and none of it needed: ``state_dict()`` and
+    ``load_state_dict(state)``, by which a growing process can be replaced between two calls without a loss;
+    ``reduce_memory(wanted_bytes)``, which makes batches or concurrency smaller.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Guard the class, as ``@rayguard.guard`` does; that may be said as well."""
+        super().__init_subclass__(**options)
+        for hook in HOOKS:
+            offered = vars(cls).get(hook)
+            if isinstance(offered, FunctionType):
+                leave(offered)  # called by the guard itself
+        if "__ray_actor_class__" not in vars(cls):
+            said = mark_of(cls) or Guarding()
+            memory = said.policy.memory
+            if memory is None or memory.recycle is None:
+                said = replace(said, policy=replace(said.policy, memory=MemoryPolicy()))
+            guard_class(cls, replace(said, implied=True))
 
 
 def _use(slot: EngineSupervisor, use: Callable[[Any], T]) -> T:

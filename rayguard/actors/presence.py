@@ -1,19 +1,25 @@
-"""What a guarded process shows of itself: its status page, its metrics endpoint, a journal ready to write.
+"""What a guarded process shows of itself: status page, metrics endpoint, journal, flight recorder.
 
 Set up once per process, when a guarded actor starts; all of it may fail without harm.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
-from rayguard.recovery.harmless import harmless
+from rayguard.home import home
+from rayguard.process import recorder
+from rayguard.recovery.harmless import counted, harmless
 
 if TYPE_CHECKING:
     from rayguard.actors.incarnation import Incarnation
+    from rayguard.process.leftovers import Leftover
     from rayguard.recovery.status import StatusPage
 
+_log = logging.getLogger("rayguard")
 _lock = threading.Lock()
 _page: StatusPage | None = None
 
@@ -40,6 +46,26 @@ def show(life: Incarnation, name: str) -> None:
             who = Who(actor_class=name, actor_id=life.actor_id, job_id=life.job_id, incarnation=life.number)
             _page = StatusPage(Settings().home, who)
             _page.start()
+
+
+def record(life: Incarnation, name: str) -> None:
+    """Start the flight recorder of this process. A full disk or a home that is not ours leaves it off."""
+    with harmless("recorder"):
+        # Not the settings: a third of a second that a healthy actor need not pay.
+        recorder.start(home(), title=name, actor_id=life.actor_id, failed=partial(counted, "recorder"))
+
+
+def reap() -> None:
+    """Take away what dead processes of rayguard left on this node; aside, bounded, only what is proved."""
+    with harmless("reap"):
+        from rayguard.process import reaper  # noqa: PLC0415 - not where no guarded actor lives
+
+        reaper.reap_at_start(home(), told=_reaped, failed=partial(counted, "reap"))
+
+
+def _reaped(what: list[Leftover]) -> None:
+    if what:
+        _log.info("rayguard: %d leftovers of dead processes: %s", len(what), what)
 
 
 def last_page(pid: int, died_at: float) -> tuple[str, ...]:

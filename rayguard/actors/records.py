@@ -38,16 +38,20 @@ def opened(
     fault: Fault, diagnosis: Diagnosis, remedy: Remedy, *, target: str, incarnation: Incarnation
 ) -> Incident:
     """Return the incident of ``fault``, still open."""
+    notes = (remedy.reason,) if remedy.reason else ()
+    incident = replace(Incident.of(fault, diagnosis), target=target, remedy=remedy.label, notes=notes)
+    return of_life(incident, incarnation)
+
+
+def of_life(incident: Incident, incarnation: Incarnation) -> Incident:
+    """Return ``incident`` as one of this life of an actor."""
     return replace(
-        Incident.of(fault, diagnosis),
-        target=target,
+        incident,
         actor_id=incarnation.actor_id,
         job_id=incarnation.job_id,
         node=incarnation.node_id,
         pid=incarnation.pid,
         incarnation=incarnation.number,
-        remedy=remedy.label,
-        notes=(remedy.reason,) if remedy.reason else (),
     )
 
 

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rayguard.actors import records
+from rayguard.actors import kept, leaving, records
 from rayguard.actors.incarnation import (
     ActorMemory,
     Incarnation,
@@ -22,13 +22,16 @@ from rayguard.actors.incarnation import (
     this_actor,
 )
 from rayguard.actors.options import Guarding, mark_of
-from rayguard.actors.presence import last_page
-from rayguard.errors import GaveUpError
+from rayguard.actors.postmortem import Postmortem
+from rayguard.actors.presence import last_page, reap, record
+from rayguard.errors import GaveUpError, StateLostError
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.faults.fault import Fault, ProcessExit, Role
+from rayguard.process import recorder
+from rayguard.process.killer import RAYGUARD
 from rayguard.recovery.harmless import harmless
 from rayguard.recovery.incident import Incident, Outcome, attach
-from rayguard.recovery.remedy import Action, Remedy
+from rayguard.recovery.remedy import RECYCLED, Action, Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +72,25 @@ def begin(instance: object) -> bool:
     return gate is not _refuse or this_actor() is not instance
 
 
+def opening(instance: object) -> bool:
+    """Say, once, that ``instance`` is this process's actor and its outermost ``__init__`` begins here."""
+    global _opened  # noqa: PLW0603 - see `served`
+    if _opened or this_actor() is not instance:
+        return False
+    _opened = True
+    return True
+
+
+def resume(instance: object) -> None:
+    """Give a recycled actor the state that its last process kept; after ``__init__``, before any call.
+
+    Raises:
+        StateLostError: It cannot be had: the actor must not go on as if it were new.
+    """
+    if standing.incarnation.number > 0:
+        kept.resume(instance, standing.incarnation)
+
+
 def served() -> None:
     """Close the incident that led to this life: the actor works again."""
     global standing  # noqa: PLW0603 - one actor lives in a process, and its calls must find this at once
@@ -85,6 +107,7 @@ def end_process(incident: Incident | None) -> NoReturn:
     The next life closes ``incident``; None for a restart whose story somebody else tells.
     """
     with harmless("restart"):
+        recorder.ending(RAYGUARD + (incident.cause if incident else "its process has to be replaced"))
         if incident is not None:
             records.record(incident)
             _leave_word(incident)
@@ -95,27 +118,29 @@ def end_process(incident: Incident | None) -> NoReturn:
 
 
 def end_process_after_answer(incident: Incident) -> None:
-    """Let this call deliver its answer, then have Ray end the process and start the actor again.
+    """Let this call deliver its answer, then end the process: Ray starts the actor again.
 
-    For a call that must not run twice. Called at the end of a method, as Ray asks.
+    For a call that must not run twice, and for a process that is replaced between two calls. Called at the
+    end of a method.
     """
-    global _leaving  # noqa: PLW0603 - other calls of this process may fail of the same poison
-    if _leaving:
+    if leaving.is_leaving():  # other calls of this process may fail of the same poison
         records.record_unless_repeated(records.closed(incident, Outcome.ANSWERED))
         return
-    import ray  # noqa: PLC0415 - an actor runs here
-
-    # No public way keeps the answer. Looked up before a word is left: an older Ray has it under another name.
-    leave = ray._private.worker.global_worker.core_worker.drain_and_exit_worker  # noqa: SLF001
-    _leaving = True
+    recorder.ending(RAYGUARD + incident.cause)
     records.record(incident)
     _leave_word(incident)
-    leave("system", f"rayguard: {incident.cause}"[:500])
+    leaving.leave_soon(_end_children)
 
 
 def _leave_word(incident: Incident) -> None:
     known = {"restarts": list(standing.restarts), "incident": incident.to_json()}
     ActorMemory(standing.incarnation.actor_id, _PART).save(known)
+
+
+def leave_word_for(actor_id: str, incident: Incident) -> None:
+    """Let the next life of another actor close ``incident``: what ended this one is known elsewhere."""
+    memory = ActorMemory(actor_id, _PART)
+    memory.save({**memory.load(), "incident": incident.to_json()})
 
 
 def _end_children() -> None:
@@ -141,10 +166,27 @@ def _in_our_group(pid: int) -> bool:
 
 def _open(instance: object) -> None:
     """Be the gate until the life has begun; for an actor without ``__init__`` it begins here."""
-    if begin(instance):
-        served()
-    else:
+    global gate  # noqa: PLW0603 - see `served`
+    if not begin(instance):
         _refuse(instance)
+    if opening(instance):
+        try:
+            resume(instance)
+        except StateLostError as error:
+            gate = _Lost(instance, error)
+            raise
+    served()
+
+
+class _Lost:
+    """The gate of an actor whose state is lost: no call may find it as if it were new."""
+
+    def __init__(self, instance: object, error: StateLostError) -> None:
+        self._instance, self._error = instance, error
+
+    def __call__(self, instance: object) -> None:
+        if instance is self._instance:
+            raise self._error
 
 
 def _refuse(instance: object) -> None:
@@ -171,6 +213,9 @@ def _enter(instance: object) -> None:
     gate = None  # first, so that a failure below is not met again by every call
     incarnation = Incarnation.current()
     standing = Standing(incarnation)
+    _start_recorder(instance)
+    reap()
+    _watch_memory(instance)
     if incarnation.number == 0:
         return
     mark = mark_of(type(instance)) or Guarding()
@@ -178,9 +223,10 @@ def _enter(instance: object) -> None:
     word = memory.load()
     earlier = tuple(float(at) for at in word.get("restarts", ()))
     now = time.time()
-    allowed = mark.policy.process_budget.allows(earlier, now)
     recent = mark.policy.process_budget.recent(earlier, now)
-    standing = replace(standing, restarts=(*recent, now) if allowed else recent)
+    recycled = (word.get("incident") or {}).get("remedy") == RECYCLED.label  # has a budget of its own
+    allowed = recycled or mark.policy.process_budget.allows(earlier, now)
+    standing = replace(standing, restarts=(*recent, now) if allowed and not recycled else recent)
     if not allowed:
         gate = _refuse  # before anything that may fail: the budget must hold
     memory.save({"restarts": list(standing.restarts), "incident": None})
@@ -192,19 +238,39 @@ def _enter(instance: object) -> None:
         standing = replace(standing, incident=incident)
 
 
+def _start_recorder(instance: object) -> None:
+    with harmless("recorder"):
+        mark = mark_of(type(instance)) or Guarding()
+        if mark.policy.flight_recorder:
+            record(standing.incarnation, type(instance).__name__)
+
+
+def _watch_memory(instance: object) -> None:
+    with harmless("memory watch"):
+        mark = mark_of(type(instance)) or Guarding()
+        if mark.policy.memory is not None:
+            from rayguard.actors.memory import watch  # noqa: PLC0415 - it imports this module
+
+            watch(instance, mark)
+
+
 def _incident(word: dict[str, Any], target: str, mark: Guarding) -> Incident:
     """Return the incident that ended the last life: the one it left word of, else what Ray knows."""
     # What ran in its engine is known to nobody: the count died with the process.
     lost = None if mark.role is Role.ROLLOUT else 0
+    actor_id = standing.incarnation.actor_id
     if word.get("incident"):
-        return replace(Incident.from_json(word["incident"]), tokens_lost=lost)
+        told = replace(Incident.from_json(word["incident"]), tokens_lost=lost)
+        return Postmortem.of_word(told.pid, actor_id).noted_on(told)
     death = PastDeath.before_this() or PastDeath(0, time.time(), "Ray no longer knows how it ended")
     exits = (ProcessExit(role=mark.role, pid=death.pid, exitcode=death.exitcode, at=death.at),)
-    fault = Fault(role=mark.role, exits=exits, log=(death.how,), at=death.at)
-    diagnosis = _of_a_process(records.diagnosed(fault), death)
+    found = Postmortem.of(death, actor_id)
+    fault = Fault(role=mark.role, exits=exits, log=(death.how, *found.log), at=death.at)
+    diagnosis = found.judged(_of_a_process(records.diagnosed(fault), death), death)
     incident = records.opened(fault, diagnosis, _RESTART, target=target, incarnation=standing.incarnation)
     with harmless("status"):
         incident = replace(incident, notes=(*incident.notes, *last_page(death.pid, death.at)))
+    incident = found.noted_on(incident)
     return replace(incident, pid=death.pid, incarnation=standing.incarnation.number - 1, tokens_lost=lost)
 
 
@@ -226,4 +292,4 @@ def _given_up(incident: Incident) -> Incident:
 # Guarded calls pass it when it is not None: until the life has begun, and for ever once it is given up.
 gate: Callable[[object], None] | None = _open
 _lock = threading.Lock()
-_leaving = False
+_opened = False

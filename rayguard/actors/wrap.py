@@ -12,13 +12,16 @@ import inspect
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rayguard.actors import keeper, restart
+from rayguard.actors import boundary, keeper, leaving, restart
 from rayguard.actors.options import MARK, mark_of
+from rayguard.process import recorder
 from rayguard.recovery import tally
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
     from types import FunctionType
+
+    from rayguard.actors.boundary import Boundary
 
     Method = Callable[..., Any]
     F = TypeVar("F", bound=Method)
@@ -109,14 +112,51 @@ def _init(call: Method) -> Method:
     def _rayguard_init(self: Any, /, *args: Any, **kwargs: Any) -> None:
         if not restart.begin(self):
             return  # the restart budget is spent: every call will say so
+        outermost = restart.opening(self)
+        began = recorder.begin(type(self).__name__, "__init__")
         try:
             call(self, *args, **kwargs)
         except Exception as error:
             keeper.judge(self, "__init__", call, error, repeatable=False)
             raise
+        finally:
+            recorder.end(began)
+        if outermost:
+            restart.resume(self)
         restart.served()
 
     return _rayguard_init
+
+
+def _admit(self: Any) -> None:
+    """Hold a call in a process that is about to end; ask the gate whether it may begin."""
+    leaving.hold()
+    if restart.gate is not None:
+        restart.gate(self)
+
+
+async def _admit_async(self: Any) -> None:
+    await leaving.hold_async()
+    if restart.gate is not None:
+        restart.gate(self)
+
+
+def _enter(self: Any, name: str) -> tuple[Boundary | None, int]:
+    """Tell whoever wants to know that a call begins; what is returned is for ``_exit``."""
+    owner = type(self).__name__
+    tally.TALLY.calls[owner] += 1  # no lock: see Tally
+    watch = boundary.watch
+    if watch is not None:
+        watch.begun()
+    return watch, recorder.begin(owner, name)
+
+
+def _exit(self: Any, name: str, entered: tuple[Boundary | None, int]) -> None:
+    """Tell them that it has ended. Only those who were told of its begin: one may have come meanwhile."""
+    watch, began = entered
+    recorder.end(began)
+    if watch is not None:
+        watch.ended(self, name)
 
 
 # In each of these, `_rayguard_guarded` is the name by which `keeper` finds guarded calls on the stack.
@@ -124,69 +164,81 @@ def _init(call: Method) -> Method:
 
 def _sync(name: str, call: Method) -> Method:
     def _rayguard_guarded(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if restart.gate is not None:
-            restart.gate(self)
-        tally.TALLY.calls[type(self).__name__] += 1  # no lock: see Tally
+        if restart.gate is not None or leaving.is_leaving():
+            _admit(self)
+        entered = _enter(self, name)
         try:
-            return call(self, *args, **kwargs)
-        except Exception as error:
-            rescue = keeper.judge(self, name, call, error)
-            if rescue is None:
-                raise
-        return keeper.repeat(rescue, lambda: call(self, *args, **kwargs))
+            try:
+                return call(self, *args, **kwargs)
+            except Exception as error:
+                rescue = keeper.judge(self, name, call, error)
+                if rescue is None:
+                    raise
+            return keeper.repeat(rescue, lambda: call(self, *args, **kwargs))
+        finally:
+            _exit(self, name, entered)
 
     return _rayguard_guarded
 
 
 def _async(name: str, call: Method) -> Method:
     async def _rayguard_guarded(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if restart.gate is not None:
-            restart.gate(self)
-        tally.TALLY.calls[type(self).__name__] += 1
+        if restart.gate is not None or leaving.is_leaving():
+            await _admit_async(self)
+        entered = _enter(self, name)
         try:
-            return await call(self, *args, **kwargs)
-        except Exception as error:
-            rescue = keeper.judge(self, name, call, error)
-            if rescue is None:
-                raise
-        return await keeper.repeat_async(rescue, lambda: call(self, *args, **kwargs))
+            try:
+                return await call(self, *args, **kwargs)
+            except Exception as error:
+                rescue = keeper.judge(self, name, call, error)
+                if rescue is None:
+                    raise
+            return await keeper.repeat_async(rescue, lambda: call(self, *args, **kwargs))
+        finally:
+            _exit(self, name, entered)
 
     return _rayguard_guarded
 
 
 def _generator(name: str, call: Method) -> Method:
     def _rayguard_guarded(self: Any, /, *args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        if restart.gate is not None:
-            restart.gate(self)
-        tally.TALLY.calls[type(self).__name__] += 1
-        stream = _begun(self, name, call, args, kwargs)
+        if restart.gate is not None or leaving.is_leaving():
+            _admit(self)
+        entered = _enter(self, name)
         try:
-            return (yield from stream)
-        except Exception as error:
-            keeper.judge(self, name, call, error, repeatable=False)
-            raise
+            stream = _begun(self, name, call, args, kwargs)
+            try:
+                return (yield from stream)
+            except Exception as error:
+                keeper.judge(self, name, call, error, repeatable=False)
+                raise
+        finally:
+            _exit(self, name, entered)
 
     return _rayguard_guarded
 
 
 def _async_generator(name: str, call: Method) -> Method:
     async def _rayguard_guarded(self: Any, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        if restart.gate is not None:
-            restart.gate(self)
-        tally.TALLY.calls[type(self).__name__] += 1
-        stream, item = await _begun_async(self, name, call, args, kwargs)
-        sent = thrown = None
+        if restart.gate is not None or leaving.is_leaving():
+            await _admit_async(self)
+        entered = _enter(self, name)
         try:
-            async with aclosing(stream):
-                while item is not _Ended:  # what `yield from` does for a generator
-                    try:
-                        sent, thrown = (yield item), None
-                    except Exception as error:  # noqa: BLE001 - thrown in by the reader, for the user's code
-                        thrown = error
-                    item = await _next(stream, sent, thrown)
-        except Exception as error:
-            keeper.judge(self, name, call, error, repeatable=False)
-            raise
+            stream, item = await _begun_async(self, name, call, args, kwargs)
+            sent = thrown = None
+            try:
+                async with aclosing(stream):
+                    while item is not _Ended:  # what `yield from` does for a generator
+                        try:
+                            sent, thrown = (yield item), None
+                        except Exception as error:  # noqa: BLE001 - thrown in by the reader, for the user's code
+                            thrown = error
+                        item = await _next(stream, sent, thrown)
+            except Exception as error:
+                keeper.judge(self, name, call, error, repeatable=False)
+                raise
+        finally:
+            _exit(self, name, entered)
 
     return _rayguard_guarded
 

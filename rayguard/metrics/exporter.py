@@ -1,6 +1,6 @@
 """One Prometheus endpoint per process, that reads the tally when it is scraped.
 
-Nothing is counted here (``rayguard.recovery.tally``) and nothing is named here
+Nothing is counted here (``rayguard.recovery.tally``, ``rayguard.metrics.pool_tally``) and nothing is named
 (``rayguard.metrics.instruments``). A guarded call never comes through this file.
 """
 
@@ -13,7 +13,7 @@ import threading
 from functools import lru_cache
 from itertools import accumulate
 from socketserver import TCPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import CollectorRegistry
@@ -23,12 +23,18 @@ from prometheus_client.registry import Collector
 
 from rayguard.config import Settings
 from rayguard.errors import ConfigError
-from rayguard.metrics.instruments import INSTRUMENTS, Instrument, MetricType
+from rayguard.metrics.instrument import Instrument, MetricType
+from rayguard.metrics.instruments import INSTRUMENTS
+from rayguard.metrics.pool_instruments import POOL_INSTRUMENTS
+from rayguard.metrics.pool_tally import POOLS, Pools
 from rayguard.recovery.tally import TALLY, Durations, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from rayguard.metrics.pool_tally import PoolReading
+
+S = TypeVar("S")
 _LOG = logging.getLogger("rayguard")
 _CLOSE_DEADLINE_S = 5.0
 _MAX_PORT = 65_535
@@ -39,32 +45,37 @@ Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
 class TallyCollector(Collector):
-    """Shows a tally to Prometheus. Register it in the registry of your choice."""
+    """Shows a tally and the pools to Prometheus. Register it in the registry of your choice."""
 
-    def __init__(self, tally: Tally = TALLY) -> None:
+    def __init__(self, tally: Tally = TALLY, pools: Pools = POOLS) -> None:
         self._tally = tally
+        self._pools = pools
 
     def collect(self) -> Iterator[Family]:
         """Yield every instrument as the tally is now."""
-        tally = self._tally.snapshot()
-        return (_family(instrument, tally) for instrument in INSTRUMENTS)
+        return _families(self._tally.snapshot(), self._pools.snapshot())
 
     def describe(self) -> Iterator[Family]:
         """Yield the names, so that a registry refuses a second collector instead of showing all twice."""
-        return (_family(instrument, Tally()) for instrument in INSTRUMENTS)
+        return _families(Tally(), {})
 
 
-def _family(instrument: Instrument, tally: Tally) -> Family:
+def _families(tally: Tally, pools: Mapping[str, PoolReading]) -> Iterator[Family]:
+    yield from (_family(instrument, tally) for instrument in INSTRUMENTS)
+    yield from (_family(instrument, pools) for instrument in POOL_INSTRUMENTS)
+
+
+def _family(instrument: Instrument[S], source: S) -> Family:
     if instrument.type is MetricType.HISTOGRAM:
         histogram = HistogramMetricFamily(instrument.name, instrument.help, labels=instrument.labels)
-        for values, durations in instrument.read(tally):
+        for values, durations in instrument.read(source):
             assert isinstance(durations, Durations)
             histogram.add_metric(values, _buckets(durations), durations.sum)
         return histogram
     family: CounterMetricFamily | GaugeMetricFamily = _PLAIN[instrument.type](
         instrument.name, instrument.help, labels=instrument.labels
     )
-    for values, number in instrument.read(tally):
+    for values, number in instrument.read(source):
         assert not isinstance(number, Durations)
         family.add_metric(values, number)
     return family

@@ -2,7 +2,8 @@
 
 The one list: the exporter serves it, ``docs/metrics.md`` is printed from it
 (``python -m rayguard.metrics.instruments``), and dashboards and alerts are to be generated from it. Knows no
-Prometheus: the numbers are ``rayguard.recovery.tally``, serving them is ``rayguard.metrics.exporter``.
+Prometheus: the numbers are ``rayguard.recovery.tally`` and, of pools, ``rayguard.metrics.pool_tally``;
+serving them is ``rayguard.metrics.exporter``.
 
 Label values come from enums and from names that the user's code gave; never from messages or ids, so that
 the number of time series is bounded.
@@ -10,40 +11,17 @@ the number of time series is bounded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
 from importlib.metadata import version as installed_version
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any
+
+from rayguard.metrics.instrument import Instrument, MetricType
+from rayguard.metrics.pool_instruments import POOL_INSTRUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rayguard.recovery.tally import Durations, EngineTally, Tally
-
-    Values: TypeAlias = tuple[str, ...]
-
-
-class MetricType(str, Enum):
-    """What Prometheus may do with a number."""
-
-    COUNTER = "counter"  # only grows: use rate() or increase()
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"  # use histogram_quantile()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instrument:
-    """One metric. ``read`` yields (label values, number) from a tally; of a histogram, ``Durations``.
-
-    Invariant: the name of a counter ends in ``_total``, and in no other case.
-    """
-
-    name: str
-    type: MetricType
-    help: str
-    read: Callable[[Tally], Iterable[tuple[Values, float | Durations]]]
-    labels: tuple[str, ...] = ()
-    unit: str = ""  # empty for plain counts of the thing in the name
+    from rayguard.metrics.instrument import Values
+    from rayguard.recovery.tally import EngineTally, Tally
 
 
 def _of_engines(number: Callable[[EngineTally], float]) -> Callable[[Tally], Iterable[tuple[Values, float]]]:
@@ -56,7 +34,7 @@ def _over_engines(
     return lambda tally: [((), sum(number(engine) for engine in tally.engines.values()))]
 
 
-INSTRUMENTS: tuple[Instrument, ...] = (
+INSTRUMENTS: tuple[Instrument[Tally], ...] = (
     Instrument(
         name="rayguard_incidents_total",
         type=MetricType.COUNTER,
@@ -112,6 +90,22 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         read=_of_engines(lambda engine: float(engine.serving)),
     ),
     Instrument(
+        name="rayguard_standby_ready",
+        type=MetricType.GAUGE,
+        help="1 while a second engine waits, at the current weights, to take over within a second.",
+        labels=("engine",),
+        unit="0 or 1",
+        read=_of_engines(lambda engine: float(engine.standby_ready)),
+    ),
+    Instrument(
+        name="rayguard_standby_failures_total",
+        type=MetricType.COUNTER,
+        help="Standby engines that could not be built or died while they waited; the serving one went on.",
+        labels=("engine",),
+        unit="failures",
+        read=_of_engines(lambda engine: engine.standby_failures),
+    ),
+    Instrument(
         name="rayguard_engine_requests_running",
         type=MetricType.GAUGE,
         help="Requests in the engine now.",
@@ -150,6 +144,36 @@ INSTRUMENTS: tuple[Instrument, ...] = (
         read=lambda tally: [((name,), number) for name, number in tally.calls.items()],
     ),
     Instrument(
+        name="rayguard_memory_bytes",
+        type=MetricType.GAUGE,
+        help="Memory of this process and those it started, shared with nobody.",
+        unit="bytes",
+        read=lambda tally: [((), tally.memory_bytes)],
+    ),
+    Instrument(
+        name="rayguard_memory_forecast_seconds",
+        type=MetricType.GAUGE,
+        help="Until memory runs out, by forecast; absent while nothing is foreseen.",
+        unit="seconds",
+        read=lambda tally: [] if tally.memory_forecast_s is None else [((), tally.memory_forecast_s)],
+    ),
+    Instrument(
+        name="rayguard_memory_reliefs_total",
+        type=MetricType.COUNTER,
+        help="Reliefs of memory, by kind: collect, free, reduce, recycle.",
+        labels=("relief",),
+        unit="reliefs",
+        read=lambda tally: [((name,), number) for name, number in tally.reliefs.items()],
+    ),
+    Instrument(
+        name="rayguard_memory_relieved_bytes_total",
+        type=MetricType.COUNTER,
+        help="Bytes that reliefs gave back, measured; of a recycled process only its next life knows.",
+        labels=("relief",),
+        unit="bytes",
+        read=lambda tally: [((name,), number) for name, number in tally.relieved_bytes.items()],
+    ),
+    Instrument(
         name="rayguard_guard_errors_total",
         type=MetricType.COUNTER,
         help="Errors inside rayguard itself, by the piece that failed; the user's call went on. Should be 0.",
@@ -169,10 +193,11 @@ INSTRUMENTS: tuple[Instrument, ...] = (
 
 def markdown() -> str:
     """Return ``docs/metrics.md``."""
+    instruments: tuple[Instrument[Any], ...] = (*INSTRUMENTS, *POOL_INSTRUMENTS)
     rows = [
         f"| `{one.name}` | {one.type.value} | {', '.join(f'`{label}`' for label in one.labels) or '-'} | "
         f"{one.unit or '-'} | {one.help} |"
-        for one in INSTRUMENTS
+        for one in instruments
     ]
     return "\n".join([_HEAD, *rows, _TAIL])
 
@@ -185,14 +210,18 @@ _HEAD = """\
 Each guarded process serves these at `http://127.0.0.1:<port>/metrics` when it is given a port:
 `RAYGUARD_METRICS_PORT=9400` in its environment, `0` for any free one, or `rayguard.serve_metrics(port=0)`
 in its code. Where the port is taken, any free one is used instead; `rayguard status --json` says which
-(`metrics_url`).
+(`metrics_url`), and `pool.status()` in the process that owns a `RolloutPool`, which serves the pool's.
 
 | name | type | labels | unit | meaning |
 |---|---|---|---|---|"""
 
 _TAIL = """
 Label values are bounded: `kind`, `scope` and `outcome` come from fixed lists, `remedy` is an action and at
-most one safe setting, `engine` and `target` are names given by your code, `piece` is a part of rayguard.
+most one safe setting, `engine` and `target` are names given by your code, `piece` is a part of rayguard,
+`relief` one of four ways to give memory back.
+`pool` is `RolloutPool(<your class>)`; pools of one class in one process are added up. `state`, `reason` and
+the outcomes of pools come from fixed lists; the `kind` of what cut a request may also be `drained` (its actor
+was dismissed before it was done) and `retried` (its actor lives and could not answer it).
 
 All but the gauges count from the start of the process and never fall. `rayguard_tokens_saved_total` and
 `rayguard_tokens_lost_total` sum over the engines of the process.

@@ -33,3 +33,9 @@ class harmless:  # noqa: N801 - reads as a statement: ``with harmless("journal")
         TALLY.guard_error(self._piece)
         _log.warning("rayguard's %s failed; the user's call goes on without it", self._piece, exc_info=error)
         return True
+
+
+def counted(piece: str, error: Exception) -> None:
+    """Log and count an error that a thread or a callback of ``piece`` hands over."""
+    with harmless(piece):
+        raise error

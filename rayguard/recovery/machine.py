@@ -175,7 +175,8 @@ def _affordable(state: EngineState, event: Failed, policy: GuardPolicy) -> Actio
 
 def _climb(state: EngineState, event: Failed, policy: GuardPolicy) -> EngineState:
     diagnosis = event.diagnosis
-    known = diagnosis.deterministic and bool(diagnosis.cures)  # then it was not for what was taken back
+    # Then it was not for what was taken back.
+    known = not diagnosis.settings_help or (diagnosis.deterministic and bool(diagnosis.cures))
     if state.on_probation is not None and (not known or state.on_probation in diagnosis.cures):
         back, soon = state.on_probation, event.now - state.last_fault_at < (policy.probation_s or 0.0)
         state = replace(state, on_probation=None)

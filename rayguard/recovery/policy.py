@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from rayguard.errors import ConfigError
 from rayguard.recovery.budget import RestartBudget
 from rayguard.recovery.ladder import Ladder
+from rayguard.recovery.memory_policy import MemoryPolicy
 
+Standby = Literal["process", "engine"]
 _SMALL_STEPS_S = 60.0  # of one attempt: evidence, force, waiting for device memory
 
 
@@ -20,14 +23,25 @@ class GuardPolicy:
 
     ``call_retries``: how often a failing call is repeated in the same process (transient faults only).
     ``quarantine_after``: engines a request may be running on when they die before it is given up.
-    ``prefork``: keep a process with vLLM imported (about 450 MB of its own), from which an engine core
-    starts in 2 s instead of 18 s.
+    ``standby``: what waits beside the engine that serves. "process": a process with vLLM imported (about
+    450 MB of its own), from which an engine core starts in 2 s instead of 18 s. "engine": besides, a second
+    engine, built, loaded and at the current weights, which takes over within a second; it needs as much host
+    and device memory as the first. None: nothing.
     ``probation_s``: fault-free seconds after which one safe setting is taken back; None keeps all.
     ``build_deadline_s``: one engine start, model loading included.
     ``teardown_deadline_s``: polite part of a teardown; force follows.
     ``weights_deadline_s``: one weight push, read-back included.
+    ``canary_tolerance``: nats by which log-probabilities of the same greedy tokens may differ between
+    engines with the same weights (other safe settings, batches, GPUs). After each push, an engine that can
+    answer cheaply generates eight tokens, and serves only if they agree with what was answered before with
+    these weights. None: no such canaries.
+    ``memory``: when memory counts as short and what may be done about it; None: it is not watched. By default
+    no process is recycled for it (``MemoryPolicy(recycle=...)``).
+    ``flight_recorder``: each guarded actor records its last minutes, for the time after its death (256 KiB on
+    disk, less than 0.1 % of a core).
     ``hang_stopped_s`` / ``hang_idle_s`` / ``hang_busy_s``: silence that is a hang when the engine's
-    processes are stopped / burn no CPU / are computing.
+    processes are stopped / burn no CPU / are computing. Once the pace of its decoding is known, an engine
+    that computes while it has only tokens to make gets ``hang_idle_s`` too, or ten times its usual gap.
     """
 
     ladder: Ladder = field(default_factory=Ladder)
@@ -39,11 +53,14 @@ class GuardPolicy:
     )
     call_retries: int = 2
     quarantine_after: int = 3
-    prefork: bool = True
+    standby: Standby | None = "process"
     probation_s: float | None = 1800.0
     build_deadline_s: float = 900.0
     teardown_deadline_s: float = 5.0
     weights_deadline_s: float = 120.0
+    flight_recorder: bool = True
+    memory: MemoryPolicy | None = field(default_factory=lambda: MemoryPolicy(recycle=None))
+    canary_tolerance: float | None = 0.5
     hang_stopped_s: float = 2.0
     hang_idle_s: float = 8.0
     hang_busy_s: float = 300.0
@@ -51,7 +68,8 @@ class GuardPolicy:
     @property
     def patience_s(self) -> float:
         """Longer than any recovery: each step of one has its own deadline, and the budget ends it."""
-        attempt = self.build_deadline_s + 2 * self.weights_deadline_s + self.teardown_deadline_s
+        weights = 6 * self.weights_deadline_s  # fetched, pushed and heard twice at most, taken over
+        attempt = self.build_deadline_s + weights + self.teardown_deadline_s
         return (self.engine_budget.max_restarts + 1) * (attempt + _SMALL_STEPS_S)
 
     def __post_init__(self) -> None:
@@ -62,12 +80,14 @@ class GuardPolicy:
                 raise ConfigError(
                     f"GuardPolicy.{name} must be more than 0 seconds, got {getattr(self, name)}"
                 )
+        _check_standby(self.standby)
+        _check_memory(self.memory)
         if self.call_retries < 0:
             raise ConfigError(f"GuardPolicy.call_retries must be 0 or more, got {self.call_retries}")
         if self.quarantine_after < 1:
             raise ConfigError(f"GuardPolicy.quarantine_after must be 1 or more, got {self.quarantine_after}")
-        if self.probation_s is not None and not self.probation_s > 0:
-            raise ConfigError(f"GuardPolicy.probation_s must be more than 0 or None, got {self.probation_s}")
+        for name in ("probation_s", "canary_tolerance"):
+            _check_positive_or_none(name, getattr(self, name))
         if not self.hang_stopped_s <= self.hang_idle_s <= self.hang_busy_s:
             raise ConfigError(
                 "GuardPolicy needs hang_stopped_s <= hang_idle_s <= hang_busy_s: a stopped process is the "
@@ -79,3 +99,19 @@ class GuardPolicy:
                 f"GuardPolicy.quarantine_after={self.quarantine_after} can never be reached with an "
                 f"engine_budget of {self.engine_budget.max_restarts} restarts: raise one or lower the other"
             )
+
+
+def _check_positive_or_none(name: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise ConfigError(f"GuardPolicy.{name} must be more than 0 or None, got {value}")
+
+
+def _check_memory(memory: object) -> None:
+    if memory is not None and not isinstance(memory, MemoryPolicy):
+        raise ConfigError(f"GuardPolicy.memory must be a rayguard.MemoryPolicy or None, got {memory!r}")
+
+
+def _check_standby(standby: object) -> None:
+    known = get_args(Standby)
+    if standby is not None and standby not in known:
+        raise ConfigError(f"GuardPolicy.standby must be {known[0]!r}, {known[1]!r} or None, got {standby!r}")

@@ -15,6 +15,7 @@ class Action(str, Enum):
     QUARANTINE = "quarantine"  # answer this request with an error, go on with the others
     RESTART_ENGINE = "restart_engine"  # rebuild the engine in the same process
     RESTART_PROCESS = "restart_process"  # the process must die; Ray starts it again
+    RELIEVE = "relieve"  # give memory back before it runs out
     GIVE_UP = "give_up"  # the budget is spent: a final error that tells the story
 
 
@@ -23,7 +24,7 @@ class Remedy:
     """One decision.
 
     ``applied`` names the safe settings of the next engine, in the order they came; ``added`` the one that
-    this decision adds, if any.
+    this decision adds, if any, or which relief it is.
     """
 
     action: Action
@@ -34,5 +35,8 @@ class Remedy:
 
     @property
     def label(self) -> str:
-        """Short text for tables, metrics and logs: the action and the safe setting that it adds."""
+        """Short text for tables, metrics and logs: the action and what it adds."""
         return f"{self.action.value}+{self.added}" if self.added else self.action.value
+
+
+RECYCLED = Remedy(action=Action.RELIEVE, added="recycle")  # a new process, by intent: no death to be counted

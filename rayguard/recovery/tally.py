@@ -68,6 +68,8 @@ class EngineTally:
     tokens_saved: int = 0
     tokens_lost: int = 0
     settings: tuple[str, ...] = ()  # safe settings in force
+    standby_ready: bool = False
+    standby_failures: int = 0
 
 
 @dataclass(slots=True)
@@ -89,6 +91,10 @@ class Tally:
     detect_s: Durations = field(default_factory=lambda: Durations(DETECT_BOUNDS_S))
     recover_s: Durations = field(default_factory=lambda: Durations(RECOVER_BOUNDS_S))
     engines: dict[str, EngineTally] = field(default_factory=dict)
+    reliefs: Counter[str] = field(default_factory=Counter)  # by kind
+    relieved_bytes: Counter[str] = field(default_factory=Counter)  # by kind of relief
+    memory_bytes: int = 0  # of this process and those it started, shared with nobody
+    memory_forecast_s: float | None = None  # until memory runs out, where a forecast says that it will
     last_incident: str = ""  # id of the newest incident, open or closed
     metrics_url: str = ""  # where this process serves its metrics, if it does
     # An RLock: a signal handler or finalizer that counts while its own thread is counting must not hang.
@@ -114,6 +120,16 @@ class Tally:
             if incident.recover_s is not None:
                 self.recover_s.observe(incident.recover_s)
 
+    def relieved(self, relief: str, freed: int) -> None:
+        """Count a relief and the bytes that it gave back."""
+        with self._lock:
+            self.reliefs[relief] += 1
+            self.relieved_bytes[relief] += freed
+
+    def memory_is(self, *, private: int, forecast_s: float | None) -> None:
+        """Note what the memory watcher has seen last."""
+        self.memory_bytes, self.memory_forecast_s = private, forecast_s
+
     def guard_error(self, piece: str) -> None:
         """Count an error inside rayguard itself (it was logged where it was caught)."""
         with self._lock:
@@ -132,6 +148,10 @@ class Tally:
                 detect_s=self.detect_s.copy(),
                 recover_s=self.recover_s.copy(),
                 engines={name: replace(engine) for name, engine in self.engines.items()},
+                reliefs=Counter(dict(self.reliefs)),
+                relieved_bytes=Counter(dict(self.relieved_bytes)),
+                memory_bytes=self.memory_bytes,
+                memory_forecast_s=self.memory_forecast_s,
                 last_incident=self.last_incident,
                 metrics_url=self.metrics_url,
             )

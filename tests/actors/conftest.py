@@ -44,7 +44,13 @@ def cluster(tmp_path_factory):
         patch.setenv("RAYGUARD_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("PYTHONPATH", os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]))
         patch.setattr(sys, "path", [*paths, *sys.path])
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
         try:
             yield ray
         finally:

@@ -21,7 +21,7 @@ from rayguard.testing.fakes import FakeEngineDeadError, FakeLLM, answer
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
-FAST = GuardPolicy(prefork=False, engine_budget=RestartBudget(max_restarts=4, within_s=600.0))
+FAST = GuardPolicy(standby=None, engine_budget=RestartBudget(max_restarts=4, within_s=600.0))
 
 
 @ray.remote(num_cpus=0)

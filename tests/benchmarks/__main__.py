@@ -12,6 +12,7 @@ SHORT = {
     "bench_restart": ("3",),
     "bench_identity": ("--trials", "50"),
     "bench_throughput": ("--groups", "100"),
+    "bench_hangs": ("--minutes", "3"),
     "bench_logs": ("--megabytes", "500"),
 }
 

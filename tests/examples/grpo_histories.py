@@ -26,13 +26,15 @@ VERDICTS = {
 def good_history(steps: int = 40) -> History:
     """A run in which everything went as it must: one step a second, each fault cured within its step."""
     history = History(steps_planned=steps, started_at=1_000.0, guarded=True, ready_at=1_010.0, doing="done")
-    history.rollouts = [RolloutState(), RolloutState()]
-    faults = {fault.step: fault for fault in plan(steps, 0)}
+    history.rollouts = [RolloutState(actor_id="a0"), RolloutState(actor_id="a1")]
+    planned = plan(steps, 0)
     for number in range(steps):
         start = 1_010.0 + number
-        if number in faults:
-            history.fired.append(FiredFault(planned=faults[number], at=start + 0.1, pid=7))
-            history.incidents.append(incident(faults[number].what, detected_at=start + 0.2, id=str(number)))
+        for fault in (fault for fault in planned if fault.step == number):
+            history.fired.append(FiredFault(planned=fault, at=start + 0.1, pid=7))
+            name, actor_id = f"{number}-{fault.target}", f"a{fault.target}"
+            seen = incident(fault.what, detected_at=start + 0.2, id=name, actor_id=actor_id)
+            history.incidents.append(seen)
         history.steps.append(
             Step(
                 number=number,
@@ -49,11 +51,12 @@ def good_history(steps: int = 40) -> History:
     return history
 
 
-def incident(what: What, *, detected_at: float, id: str) -> Incident:  # noqa: A002 - as the field is called
+def incident(what: What, *, detected_at: float, id: str, actor_id: str = "a0") -> Incident:  # noqa: A002
     """What a perfect guard writes about ``what``."""
     kind, scope, cause = VERDICTS[what]
     return Incident(
         id=id,
+        actor_id=actor_id,
         kind=kind,
         scope=scope,
         cause=cause,

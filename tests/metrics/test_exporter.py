@@ -17,6 +17,7 @@ from rayguard.errors import ConfigError
 from rayguard.metrics import exporter as exporter_module
 from rayguard.metrics.exporter import TallyCollector, serve_as_configured, serve_metrics
 from rayguard.metrics.instruments import INSTRUMENTS
+from rayguard.metrics.pool_instruments import POOL_INSTRUMENTS
 from rayguard.recovery.incident import Incident, Outcome
 from rayguard.recovery.tally import DETECT_BOUNDS_S, TALLY, Tally
 
@@ -130,8 +131,9 @@ def test_a_real_scrape_parses_and_has_them_all(tally):
     exporter = serve_metrics(tally=tally)
     families = scrape(exporter.url)
     assert exporter.url == f"http://127.0.0.1:{exporter.port}/metrics"
-    assert set(families) == {one.name.removesuffix("_total") for one in INSTRUMENTS}
-    for instrument in INSTRUMENTS:
+    every = (*INSTRUMENTS, *POOL_INSTRUMENTS)
+    assert set(families) == {one.name.removesuffix("_total") for one in every}
+    for instrument in every:
         assert families[instrument.name.removesuffix("_total")].type == instrument.type.value
     (sample,) = families["rayguard_calls"].samples
     assert (sample.labels, sample.value) == ({"target": "Rollout"}, 9)

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from rayguard.metrics.instruments import INSTRUMENTS, MetricType, markdown
+from rayguard.metrics.instrument import MetricType
+from rayguard.metrics.instruments import INSTRUMENTS, markdown
+from rayguard.metrics.pool_instruments import POOL_INSTRUMENTS
+from rayguard.metrics.pool_tally import PoolNow, PoolReading, PoolTally
 from rayguard.recovery.tally import Durations, Tally
 
+EVERY = (*INSTRUMENTS, *POOL_INSTRUMENTS)
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
-@pytest.mark.parametrize("instrument", INSTRUMENTS, ids=lambda one: one.name)
+@pytest.mark.parametrize("instrument", EVERY, ids=lambda one: one.name)
 def test_names_follow_the_rules(instrument):
     """``rayguard_<noun>``; counters, and only they, end in ``_total``; durations in ``_seconds``."""
     assert re.fullmatch(r"rayguard_[a-z]+(_[a-z]+)*", instrument.name)
@@ -24,13 +28,15 @@ def test_names_follow_the_rules(instrument):
 
 def test_names_are_unique():
     """Two with one name would hide each other."""
-    assert len({one.name for one in INSTRUMENTS}) == len(INSTRUMENTS)
+    assert len({one.name for one in EVERY}) == len(EVERY)
 
 
 def test_no_label_is_unbounded():
     """An id or a message in a label makes a time series of each incident."""
-    allowed = {"kind", "scope", "remedy", "outcome", "engine", "target", "piece", "version"}
+    allowed = {"kind", "scope", "remedy", "outcome", "engine", "target", "piece", "version", "relief"}
+    of_pools = {"pool", "state", "outcome", "kind", "reason"}
     assert {label for one in INSTRUMENTS for label in one.labels} == allowed
+    assert {label for one in POOL_INSTRUMENTS for label in one.labels} == of_pools
 
 
 @pytest.mark.parametrize("instrument", INSTRUMENTS, ids=lambda one: one.name)
@@ -41,7 +47,22 @@ def test_each_reads_its_own_labels(instrument):
     tally.calls["Rollout"] += 1
     tally.guard_error("journal")
     tally.incidents["k", "s", "r", "o"] += 1
-    readings = list(instrument.read(tally))
+    tally.relieved("collect", 5)
+    tally.memory_is(private=9, forecast_s=30.0)
+    _check(instrument, tally)
+
+
+@pytest.mark.parametrize("instrument", POOL_INSTRUMENTS, ids=lambda one: one.name)
+def test_each_of_a_pool_reads_its_own_labels(instrument):
+    """The same of a pool."""
+    tally = PoolTally("RolloutPool(Rollout)")
+    tally.losses["actor_died"] += 1
+    tally.interrupted("actor_died", 2, 30)
+    _check(instrument, {tally.name: PoolReading(tally, PoolNow())})
+
+
+def _check(instrument, source):
+    readings = list(instrument.read(source))
     assert readings
     for values, number in readings:
         assert len(values) == len(instrument.labels)

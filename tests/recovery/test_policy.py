@@ -21,6 +21,7 @@ from rayguard.recovery.policy import GuardPolicy
         ({"quarantine_after": 9}, "never be reached"),
         ({"probation_s": 0}, "probation_s"),
         ({"hang_stopped_s": 20.0}, "hang_stopped_s <= hang_idle_s"),
+        ({"standby": True}, "'process', 'engine' or None"),
     ],
 )
 def test_a_policy_that_contradicts_itself_is_refused(changes, said):

@@ -6,22 +6,35 @@ from typing import Any
 
 import rayguard
 from rayguard import (
+    Batch,
+    BatchError,
     ConfigError,
+    DeadlineError,
     EngineHungError,
     EngineSettings,
     GaveUpError,
+    Generation,
     GuardPolicy,
     Incident,
     Ladder,
+    MemoryMixin,
+    MemoryPolicy,
+    PoolPolicy,
+    QuarantinedError,
     RayguardError,
     RecoveryTimeoutError,
+    RequestError,
     RestartBudget,
     RolloutMixin,
+    RolloutPool,
+    Sample,
+    StateLostError,
     Weights,
     WeightsError,
     guard,
     incident_of,
     method,
+    object_scope,
     serve_metrics,
 )
 
@@ -45,6 +58,19 @@ class WithOptions:
         return str(x)
 
 
+@guard(memory=MemoryPolicy(process_limit=1 << 30, recycle="stateless", step="one"))
+class Leaky:
+    def one(self, x: int) -> int:
+        return x
+
+
+class Trainer(MemoryMixin):
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
 class Rollout(RolloutMixin):
     def __init__(self) -> None:
         self.start_engine(weights=lambda: Weights(version="1", path="/somewhere"), policy=policy)
@@ -57,18 +83,50 @@ class Rollout(RolloutMixin):
         return result
 
 
+@object_scope
+def train_step(step: int) -> str:
+    with object_scope(step, keep_steps=0, across=False) as scope:
+        kept: list[int] = scope.keep([1])
+    ended_bytes: int = scope.ended.size_bytes
+    return str((kept, ended_bytes))
+
+
+@object_scope(keep_steps=2)
+async def train_step_async(step: int) -> int:
+    return step
+
+
+stepped: str = train_step(1)
 bare: Bare = Bare()
 number: int = bare.one(1)
 text: str = WithOptions().one(1)
 status: dict[str, Any] = Rollout().engine_status()
 
+pool: RolloutPool = RolloutPool(
+    Rollout, engines=2, options={"num_gpus": 1}, policy=PoolPolicy(max_weight_lag=1)
+)
+batch: Batch = pool.generate([[1, 2]], {"max_tokens": 4, "n": 2}, ids=["a"], partial="shrink")
+generation: Generation = batch[0]
+sample: Sample = generation.samples[0]
+tokens: list[int] = sample.token_ids
+logprobs: list[float] = sample.logprobs
+pushed: str = pool.update_weights()
+for generation in pool.as_completed(["text"]):
+    failed: Exception | None = generation.error
+pool.close()
+
 try:
     number = bare.one(2)
 except (
+    BatchError,
     ConfigError,
+    DeadlineError,
     EngineHungError,
     GaveUpError,
+    QuarantinedError,
     RecoveryTimeoutError,
+    RequestError,
+    StateLostError,
     WeightsError,
     RayguardError,
 ) as error:
