@@ -62,10 +62,13 @@ def _path(holder: Any, held: Any, known: set[int], until: float) -> str:
         parents = [one for one in gc.get_referrers(holder) if id(one) in known and one is not held]
         parent = min(parents, key=_rank, default=None)
         suffix = _inside(holder, held, parent) + suffix
-        if parent is None or time.thread_time() > until:
+        if parent is None:
             return f"a {type(holder).__name__} that a variable holds{_shown(suffix)}"
         held, holder = holder, parent
-    return f"a {type(holder).__name__}{_shown(suffix)}"
+        if time.thread_time() > until:
+            break
+    name = _root(holder, held)
+    return name + suffix if name else f"a {type(holder).__name__} that something holds{_shown(suffix)}"
 
 
 def _shown(suffix: str) -> str:

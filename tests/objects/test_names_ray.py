@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from rayguard.objects import holders
 from rayguard.objects.core import core_worker, counts
 from rayguard.objects.holders import name_holders
 from rayguard.objects.scope import object_scope
@@ -38,8 +39,8 @@ def reading(ref):
 
 
 def name(ref):
-    """Return the names of the holders of ``ref``, which is an id."""
-    return name_holders([ref])[ref]
+    """Return the names of the holders of ``ref``, which is an id: without haste, in a process full of tests."""
+    return name_holders([ref], deadline_s=60.0)[ref]
 
 
 def in_a_global(put):
@@ -108,6 +109,15 @@ def test_holders_have_names_a_person_knows(fresh, make, expected):
     del held
     GLOBAL.clear()
     Trainer.by_class = []
+
+
+def test_a_search_out_of_time_does_not_say_that_it_looked_everywhere():
+    """What was not looked for is not called a variable's."""
+    inner = []
+    outer = [[inner]]
+    known = {id(one) for one in (outer, outer[0], inner)}
+    assert holders._path(outer[0], inner, known, until=0.0) == "a list that something holds ([...])"
+    assert holders._path(outer[0], inner, known, 1e9) == "a list that a variable holds ([...][...])"
 
 
 def test_a_variable_of_running_code_is_said_to_be_one(fresh):

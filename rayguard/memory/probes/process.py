@@ -3,9 +3,9 @@
 Cheap by kept descriptors: ``statm`` of one process is 2 us a read (open and read: 12 us), and a descriptor of
 ``/proc`` never comes to mean a later process with the same pid. Does not know nodes, devices or Ray.
 
-``private`` is resident - shared: right to a few percent for a process that did not fork (against USS), too
-high for forked children that still share untouched pages with their parent. ``detail`` counts those right,
-and costs 0.3-3 ms.
+``private`` is resident - shared: USS to a few percent for a process that did not fork, but for the files that
+it alone has mapped (0.1 GB of libraries where torch is loaded); too high for forked children that still share
+untouched pages with their parent. ``detail`` counts both right, and costs 0.3-3 ms.
 """
 
 from __future__ import annotations
