@@ -7,7 +7,6 @@ and die, freeze or refuse weights when told. All live on the pool's event loop, 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from array import array
 from dataclasses import dataclass, field
@@ -17,12 +16,15 @@ from rayguard.actors.pool.outbox import Outbox
 from rayguard.actors.pool.result import Sample
 from rayguard.actors.pool.wire import Failed, Finished, Hello, Report
 from rayguard.engine.generated import Generated
+from rayguard.engine.weights.current import Proof
 from rayguard.errors import RequestError, WeightsError, WrongSessionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rayguard.actors.pool.request import Order, Request
+    from rayguard.engine.weights.canary import Canary
+    from rayguard.engine.weights.current import Doubt
 
 VOCABULARY = 50_000
 LOGPROB = -0.5
@@ -57,6 +59,8 @@ class Script:
     poison: Callable[[Request], bool] = lambda _request: False
     refuse_weights: str = ""
     slow: dict[str, float] = field(default_factory=dict)  # actor -> times slower
+    # What an actor's engine answers with its weights: (actor, life, weights, times that it was told to load).
+    canary: Callable[[str, int, str, int], Canary | None] = lambda *_: None
 
 
 class ScriptedMember:
@@ -65,20 +69,23 @@ class ScriptedMember:
     def __init__(self, name: str, script: Script) -> None:
         self.name = name
         self.script = script
-        self.lives = itertools.count(1)
+        self.life = 0
         self.session = ""
         self.dead_for_good = False
         self.frozen = asyncio.Event()
         self.frozen.set()
         self.restarting = asyncio.Event()
         self.restarting.set()
+        self.proving = asyncio.Event()
+        self.proving.set()
+        self.doubts: list[Doubt] = []
         self.served: list[str] = []
         self.generated = 0
         self._begin()
 
     def _begin(self) -> None:
         self.outbox = Outbox()
-        self.weights = self.script.weights
+        self.weights, self.pushes = self.script.weights, 0
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     # -- what a test does to it
@@ -110,7 +117,8 @@ class ScriptedMember:
         if self.dead_for_good:
             raise ActorDiedError(f"{self.name} is dead")
         if not self.session:
-            self.session, self.weights = f"{self.name}-{next(self.lives)}", self.script.weights
+            self.life += 1
+            self.session, self.weights = f"{self.name}-{self.life}", self.script.weights
         return Hello(session=self.session, capacity=self.script.capacity, weight_version=self.weights)
 
     def _check(self, session: str) -> None:
@@ -156,14 +164,25 @@ class ScriptedMember:
             if task is not None:
                 task.cancel()
 
-    async def update_weights(self, session: str) -> str:
+    async def update_weights(self, session: str, doubt: Doubt | None = None) -> str:
         """Take the current weights."""
         await self.frozen.wait()
         self._check(session)
         if self.script.refuse_weights:
             raise WeightsError(self.script.refuse_weights)
+        if doubt is not None:
+            self.doubts.append(doubt)
+        self.pushes = self.pushes + 1 if self.weights == self.script.weights else 1
         self.weights = self.script.weights
         return self.weights
+
+    async def proof(self, session: str) -> Proof:
+        """Say what the engine answers with its weights."""
+        await self.frozen.wait()
+        await self.proving.wait()
+        self._check(session)
+        said = self.script.canary(self.name, self.life, self.weights, self.pushes)
+        return Proof(self.weights, f"digest of {self.weights}", said, tolerance=0.5)
 
     async def _serve(self, order: Order) -> None:
         request = order.request

@@ -339,7 +339,7 @@ def test_engines_of_a_pool_hold_the_outvoted_one_to_what_most_answer(stage):
     pool["c"] = stage(lambda _life, _version, pushes: OTHER if pushes == 1 else GOOD)
     doubts = outvoted({name: one.slot.proof.canary for name, one in pool.items()}, TOLERANCE)
     assert doubts == {"c": GOOD}
-    assert pool["c"].slot.bring_weights(Doubt(doubts["c"])) == "1"
+    assert pool["c"].slot.bring_weights(Doubt(pool["c"].slot.proof.digest, doubts["c"])) == "1"
     assert pool["c"].slot.proof.canary == GOOD
     (told,) = pool["c"].incidents
     assert "other engines answer otherwise" in told.cause
@@ -349,7 +349,7 @@ def test_engines_of_a_pool_hold_the_outvoted_one_to_what_most_answer(stage):
 def test_an_outvoted_engine_that_insists_is_replaced(stage):
     """Its process may be damaged; the next one is held to what most answer as well."""
     one = stage(lambda life, _version, _pushes: GOOD if life else OTHER)
-    assert one.slot.bring_weights(Doubt(GOOD)) == "1"
+    assert one.slot.bring_weights(Doubt(one.slot.proof.digest, GOOD)) == "1"
     assert (len(one.built), one.slot.proof.canary) == (2, GOOD)
     assert one.incidents[-1].signature == "rayguard.weights.canary"
     assert one.slot.status()["settings"] == []
@@ -358,5 +358,41 @@ def test_an_outvoted_engine_that_insists_is_replaced(stage):
 def test_where_nobody_is_right_all_are_loaded_again_and_say_it_anew(stage):
     """What they said before counts for nothing."""
     one = stage(lambda _life, _version, pushes: OTHER if pushes == 1 else GOOD)
-    assert one.slot.bring_weights(Doubt(None)) == "1"
+    assert one.slot.bring_weights(Doubt(one.slot.proof.digest)) == "1"
     assert (len(one.built), one.pushes, one.slot.proof.canary) == (1, 2, GOOD)
+    (told,) = one.incidents
+    assert told.outcome is Outcome.RECOVERED
+
+
+def test_one_of_two_that_says_the_same_again_is_not_told_as_healed(stage):
+    """It may have been right all along; its pool says what came of it."""
+    one = stage(lambda *_: GOOD)
+    assert one.slot.bring_weights(Doubt(one.slot.proof.digest)) == "1"
+    assert (one.pushes, one.slot.proof.canary, one.incidents) == (2, GOOD, [])
+
+
+def test_an_outvoted_engine_that_answers_no_more_is_replaced(stage):
+    """Nothing shows that loading it again helped."""
+    one = stage(lambda life, _version, pushes: GOOD if life else (OTHER if pushes == 1 else None))
+    assert one.slot.bring_weights(Doubt(one.slot.proof.digest, GOOD)) == "1"
+    assert (len(one.built), one.slot.proof.canary) == (2, GOOD)
+
+
+def test_a_doubt_about_other_weights_is_void(stage):
+    """It comes late: the engine has newer ones, or gets them now, and is not held to an answer to the older."""
+    one = stage(lambda _life, version, _pushes: GOOD if version == "1" else OTHER)
+    old = one.slot.proof.digest
+    one.version = "2"
+    assert one.slot.bring_weights(Doubt(old, THIRD)) == "2"
+    assert one.slot.bring_weights(Doubt(old, THIRD)) == "2"
+    assert (one.pushes, one.slot.proof.canary, one.incidents) == (2, OTHER, [])
+
+
+@given(st.lists(st.sampled_from((GOOD, OTHER, THIRD)), max_size=7))
+def test_who_agrees_with_more_than_half_is_never_outvoted(said):
+    """And whoever is told what most answer answers otherwise."""
+    answers = {str(n): one for n, one in enumerate(said)}
+    found = outvoted(answers, TOLERANCE)
+    for name, answer in answers.items():
+        assert name not in found or said.count(answer) * 2 <= len(said)
+    assert all(most is None or most != answers[name] for name, most in found.items())

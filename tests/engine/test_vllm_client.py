@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
+
+import pytest
 
 from rayguard.engine.protocol import Verdicts
 from rayguard.engine.vllm.async_client import AsyncHealingClient
+from rayguard.engine.vllm.sync_client import send_one_at_a_time
 
 
 class Core:
@@ -49,3 +53,37 @@ def test_a_request_that_comes_while_a_new_core_takes_over_reaches_it(monkeypatch
     asyncio.run(play())
     assert old.got == ["a"]
     assert new.got == ["a", "b", "c"]
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("default")
+def test_two_threads_never_send_to_a_core_at_once():
+    """The socket is for one thread: a push beside a call that generates would abort the process."""
+    from vllm.v1.engine.core_client import SyncMPClient
+
+    inside, go_on, sent = threading.Event(), threading.Event(), []
+
+    class Client(SyncMPClient):
+        def __init__(self):
+            self.core_engine, self.encoder = b"core", SimpleNamespace(encode=lambda request: [request])
+            self.input_socket = SimpleNamespace(send_multipart=lambda message, copy: sent.append(message[2]))
+
+        def ensure_alive(self):
+            sent.append("begun")
+            inside.set()
+            assert go_on.wait(30)
+
+    kind = SimpleNamespace(value=b"x")
+    send_one_at_a_time(Client)
+    client = Client()
+    first = threading.Thread(target=client._send_input, args=(kind, 1))
+    second = threading.Thread(target=client._send_input, args=(kind, 2))
+    first.start()
+    assert inside.wait(30)
+    second.start()
+    second.join(0.2)
+    assert sent == ["begun"], "the second waits"
+    go_on.set()
+    first.join(30)
+    second.join(30)
+    assert sent == ["begun", 1, "begun", 2]

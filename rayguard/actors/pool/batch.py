@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from rayguard.actors.pool.request import check_sampling, fan_out
-from rayguard.actors.pool.result import Batch, Generation, Sample
+from rayguard.actors.pool.result import Batch, Generation
 from rayguard.errors import BatchError, ConfigError, RayguardError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rayguard.actors.pool.core import PoolCore
+    from rayguard.actors.pool.result import Sample
 
 Partial = Literal["wait", "shrink", "replace"]
-_AT_ONCE = 1024  # prompts that enter the queue in one turn of the loop
+_AT_ONCE = 1024  # prompts that enter the queue in one turn of the loop,
+_EACH = 16  # or this many for each actor, where that is more: what one gets comes in few calls
 PARTIAL = ("wait", "shrink", "replace")
 
 
@@ -62,7 +66,7 @@ def jobs(prompts: Any, sampling: Any, ids: Sequence[str] | None, prefix: str) ->
             "", "generate takes a list of prompts, these are the tokens of one: put them into a list"
         )
     names = [f"{prefix}-{n}" for n in range(len(listed))] if ids is None else list(ids)
-    options = list(sampling) if isinstance(sampling, (list, tuple)) else [sampling] * len(listed)
+    options = list(sampling) if isinstance(sampling, (list, tuple)) else [_plain_once(sampling)] * len(listed)
     for what, there in (("ids", names), ("sampling", options)):
         if len(there) != len(listed):
             raise RequestError(
@@ -77,26 +81,58 @@ def jobs(prompts: Any, sampling: Any, ids: Sequence[str] | None, prefix: str) ->
     ]
 
 
+def _plain_once(sampling: Any) -> Any:
+    """Return as plain values what all prompts share; what is refused is refused for each of them later."""
+    with contextlib.suppress(RequestError):
+        return check_sampling(sampling)
+    return sampling
+
+
 async def answer(core: PoolCore, job: Job, terms: Terms) -> Generation:
     """Return all samples of one prompt; what could not be had is in ``error``."""
+    whole: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+
+    def tell(generation: Generation) -> None:
+        if not whole.done():  # who asked may have gone away
+            whole.set_result(generation)
+
+    ask(core, job, terms, tell)
+    return await whole
+
+
+def ask(core: PoolCore, job: Job, terms: Terms, tell: Callable[[Generation], object]) -> None:
+    """Ask for all samples of one prompt; ``tell`` is called once, with all that could be had.
+
+    Nothing is awaited, since a task for each request would cost more than the request. The futures are never
+    cancelled: someone else may wait for the same ids.
+    """
     try:
         requests = fan_out(job.id, job.prompt, check_sampling(job.sampling))
         futures = [core.submit(request, terms.deadline_s, keep=job.named) for request in requests]
     except RayguardError as refused:
-        return Generation(id=job.id, error=_named(refused, job.id))
-    # Shielded: someone else may wait for the same ids.
-    if len(futures) == 1:
-        try:
-            return Generation(id=job.id, samples=(await asyncio.shield(futures[0]),))
-        except RayguardError as error:
-            return Generation(id=job.id, error=error)
-    answers = await asyncio.gather(*(asyncio.shield(f) for f in futures), return_exceptions=True)
-    errors = [e for e in answers if isinstance(e, Exception)]
-    return Generation(
-        id=job.id,
-        samples=tuple(a for a in answers if isinstance(a, Sample)),
-        error=errors[0] if errors else None,
-    )
+        tell(Generation(id=job.id, error=_named(refused, job.id)))
+        return
+    asked = _Asked(job.id, futures, tell, len(futures))
+    for future in futures:
+        future.add_done_callback(asked.one_is_done)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The samples of one prompt that are waited for; ``left`` of them are not there yet."""
+
+    id: str
+    futures: Sequence[asyncio.Future[Sample]]
+    tell: Callable[[Generation], object]
+    left: int
+
+    def one_is_done(self, _: asyncio.Future[Sample]) -> None:
+        """Count; tell of all when this was the last one."""
+        self.left -= 1
+        if not self.left:
+            errors = [e for future in self.futures if isinstance(e := future.exception(), Exception)]
+            samples = tuple(future.result() for future in self.futures if future.exception() is None)
+            self.tell(Generation(id=self.id, samples=samples, error=errors[0] if errors else None))
 
 
 def _named(refused: RayguardError, name: str) -> RayguardError:
@@ -115,31 +151,32 @@ async def as_completed(
     When the reader goes away, what was not answered yet is given up.
     """
     done: asyncio.Queue[tuple[int, Generation]] = asyncio.Queue()  # asyncio.wait would look at all, each time
-    waiting: dict[int, asyncio.Task[None]] = {}
+    waiting: set[int] = set()
 
-    async def one(place: int, job: Job) -> None:
-        done.put_nowait((place, await answer(core, job, terms)))
+    def tell(place: int, generation: Generation) -> None:
+        done.put_nowait((place, generation))
 
-    left = list(enumerate(todo))[::-1]
+    begun = 0
     try:
-        while left or waiting:
-            while left and core.book.queued < terms.queue_limit:
+        while begun < len(todo) or waiting:
+            while begun < len(todo) and core.book.queued < terms.queue_limit:
                 # Together, so that they are dispatched together: one call for all that an actor gets.
-                for place, job in [left.pop() for _ in range(min(len(left), _room(core, terms)))]:
-                    waiting[place] = asyncio.ensure_future(one(place, job))
-                await asyncio.sleep(0)  # they are in the queue now, where the limit sees them
+                for place in range(begun, min(len(todo), begun + _room(core, terms))):
+                    waiting.add(place)
+                    ask(core, todo[place], terms, partial(tell, place))
+                    begun += 1
+                await asyncio.sleep(0)  # they are dispatched now; the others of this loop have their turn
             place, generation = await done.get()
-            del waiting[place]
+            waiting.remove(place)
             yield place, generation
     finally:
-        for task in waiting.values():
-            task.cancel()
         if waiting:
             core.cancel_groups({todo[place].id for place in waiting})
 
 
 def _room(core: PoolCore, terms: Terms) -> int:
-    return max(1, min(_AT_ONCE, terms.queue_limit - core.book.queued))
+    at_once = max(_AT_ONCE, _EACH * len(core.connections))
+    return max(1, min(at_once, terms.queue_limit - core.book.queued))
 
 
 async def collect(

@@ -7,16 +7,18 @@ Pure: no clock, thread, Ray or engine. The hands that carry orders out and bring
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from rayguard.actors.pool.entries import Entry, Lost, Slot, State
-from rayguard.engine.generated import Generated
+from rayguard.actors.pool.entries import NOTHING, Entry, Lost, Slot, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rayguard.actors.pool.request import Request
+    from rayguard.engine.generated import Generated
+
+_VOID = 8  # times the number of slots: places in the heap, nearly all of them void then
 
 
 class Book:
@@ -32,9 +34,9 @@ class Book:
         self.entries: dict[str, Entry] = {}
         self.slots: dict[str, Slot] = {}
         self.hold = False  # only what was begun goes on
-        self._queue: deque[str] = deque()
-        self._suspects: deque[str] = deque()
-        self._heap: list[tuple[float, int, str, int]] = []
+        self._queue: OrderedDict[str, Entry] = OrderedDict()  # any of them can leave it, at the same cost
+        self._suspects: OrderedDict[str, Entry] = OrderedDict()
+        self._heap: list[tuple[float, int, str, int]] = []  # of slots with room, and void places of theirs
         self._joined = 0
         self._order: dict[str, int] = {}
 
@@ -48,12 +50,13 @@ class Book:
     @property
     def running(self) -> int:
         """Requests that are with an engine."""
-        return sum(len(slot.running) for slot in self.slots.values())
+        return len(self.entries) - self.queued
 
     @property
     def begun(self) -> int:
         """Requests that wait for another engine to go on with them."""
-        return sum(len(self.entries[r].generated) > 0 for r in (*self._queue, *self._suspects))
+        waiting = (*self._queue.values(), *self._suspects.values())
+        return sum(len(entry.generated) > 0 for entry in waiting)
 
     def accept(self, request: Request, generated: Generated | None = None) -> Entry:
         """Take a request; one with its id must not be here."""
@@ -61,8 +64,7 @@ class Book:
         entry = Entry(request)
         if generated is not None and len(generated):
             entry.generated, entry.cuts = generated, (len(generated),)
-        self.entries[request.id] = entry
-        self._queue.append(request.id)
+        self.entries[request.id] = self._queue[request.id] = entry
         return entry
 
     def drop(self, request_id: str) -> Entry | None:
@@ -71,9 +73,8 @@ class Book:
         if entry is None:
             return None
         if entry.state is State.QUEUED:
-            for queue in (self._queue, self._suspects):
-                if request_id in queue:
-                    queue.remove(request_id)
+            self._queue.pop(request_id, None)
+            self._suspects.pop(request_id, None)
         elif entry.member is not None:
             self._leave(entry)
         return entry
@@ -83,9 +84,10 @@ class Book:
         entry = self._of(member, request_id)
         if entry is None or start > len(entry.generated):
             return False
-        fresh = more.since(len(entry.generated) - start)
+        known = len(entry.generated)
+        fresh = more.since(known - start) if known > start else more
         if len(fresh):
-            entry.generated = entry.generated.plus(fresh)
+            entry.generated = entry.generated.plus(fresh) if known else fresh
         return True
 
     def again(self, member: str, request_id: str) -> Entry | None:
@@ -95,14 +97,14 @@ class Book:
             return None
         self._leave(entry)
         self._cut(entry)
-        self._queue.appendleft(request_id)
+        _put_first(self._queue, entry)
         return entry
 
     def restarted(self, member: str, request_id: str, why: str = "") -> None:
         """Note that it begins afresh: an engine could not go on exactly, or the pool will not (``why``)."""
         entry = self._of(member, request_id)
         if entry is not None:
-            entry.generated, entry.cuts = Generated(), ()
+            entry.generated, entry.cuts = NOTHING, ()
             entry.afresh = (*entry.afresh, why) if why else entry.afresh
 
     def finished(self, member: str, request_id: str) -> Entry | None:
@@ -162,9 +164,9 @@ class Book:
                 del self.entries[entry.request.id]
                 quarantined.append(entry)
             elif entry.deaths == self._quarantine_after - 1 and self._quarantine_after > 1:
-                self._suspects.appendleft(entry.request.id)
+                _put_first(self._suspects, entry)
             else:
-                self._queue.appendleft(entry.request.id)
+                _put_first(self._queue, entry)
         requeued = tuple(entry.request.id for entry in entries if entry.state is State.QUEUED)
         return Lost(requeued, tuple(quarantined))
 
@@ -185,18 +187,19 @@ class Book:
         """
         given: dict[str, list[Entry]] = {}
         self._place_suspects(given)
+        reserved = self._reserved()
         beside: tuple[str, Slot] | None = None  # the last one's group and where it went
         while self._queue:
-            entry = self.entries[self._queue[0]]
+            entry = next(iter(self._queue.values()))
             if self.hold and not len(entry.generated):
                 break  # what was begun was put at the head
             slot = None
             if beside is not None and beside[0] == entry.request.group and beside[1].room:
                 slot = beside[1]
-            slot = slot or self._emptiest()
+            slot = slot or self._emptiest(reserved)
             if slot is None:
                 break
-            self._queue.popleft()
+            self._queue.popitem(last=False)
             self._give(slot, entry, given)
             beside = (entry.request.group, slot)
         return given
@@ -210,14 +213,13 @@ class Book:
                 return
             if slot.running:
                 continue
-            if self.hold and not len(self.entries[self._suspects[0]].generated):
+            if self.hold and not len(next(iter(self._suspects.values())).generated):
                 return
-            entry = self.entries[self._suspects.popleft()]
+            _, entry = self._suspects.popitem(last=False)
             self._give(slot, entry, given)
             slot.alone = True
 
-    def _emptiest(self) -> Slot | None:
-        waiting = self._reserved()
+    def _emptiest(self, reserved: str | None) -> Slot | None:
         kept = None
         while self._heap:
             _, _, name, version = self._heap[0]
@@ -225,7 +227,7 @@ class Book:
             if slot is None or slot.version != version or not slot.room:
                 heapq.heappop(self._heap)
                 continue
-            if name == waiting:  # it runs empty, for a suspect
+            if name == reserved:  # it runs empty, for a suspect
                 kept = heapq.heappop(self._heap)
                 continue
             break
@@ -269,7 +271,13 @@ class Book:
     def _place(self, slot: Slot) -> None:
         slot.version += 1
         if slot.room:
-            heapq.heappush(self._heap, (slot.load, self._order[slot.name], slot.name, slot.version))
+            heapq.heappush(self._heap, self._rank(slot))
+        if len(self._heap) > _VOID * len(self.slots) + _VOID:  # those of fuller engines are seldom popped
+            self._heap = [self._rank(slot) for slot in self.slots.values() if slot.room]
+            heapq.heapify(self._heap)
+
+    def _rank(self, slot: Slot) -> tuple[float, int, str, int]:
+        return slot.load, self._order[slot.name], slot.name, slot.version
 
     def check(self, of: Iterable[str] = ()) -> None:
         """Assert the invariants; ``of`` names ids that must be here."""
@@ -281,4 +289,10 @@ class Book:
             assert holders == ([entry.member] if entry.state is State.RUNNING else []), (request_id, holders)
         for slot in self.slots.values():
             assert not slot.alone or len(slot.running) == 1
+        assert self.running == sum(len(slot.running) for slot in self.slots.values())
         assert set(of) <= self.entries.keys()
+
+
+def _put_first(queue: OrderedDict[str, Entry], entry: Entry) -> None:
+    queue[entry.request.id] = entry
+    queue.move_to_end(entry.request.id, last=False)

@@ -100,17 +100,22 @@ class Connection:
             taken = max(taken, report.first + len(report.events))
             self._owner.heard(self.name, fresh, report)
 
-    async def send(self, orders: Sequence[Order]) -> bool:
-        """Give the actor requests; False when this life is over (``left`` says so of all of them)."""
-        session = self.session
+    async def send(self, orders: Sequence[Order]) -> None:
+        """Give the actor requests; where that fails this life is over (``left`` says so of all of them)."""
+        session, sending = self.session, asyncio.current_task()
+
+        def late() -> None:
+            self.over(f"it took no requests in {_SEND_S:.0f} s", session, Kind.ACTOR_UNAVAILABLE)
+            if sending is not None:
+                sending.cancel()
+
+        limit = asyncio.get_running_loop().call_later(_SEND_S, late)  # ``wait_for`` costs another task
         try:
-            await asyncio.wait_for(self.member.submit(session, orders), _SEND_S)
-        except asyncio.CancelledError:
-            raise
+            await self.member.submit(session, orders)
         except Exception as error:  # noqa: BLE001 - a dead or wedged actor
             self.over(f"it did not take requests: {type(error).__name__}: {error}", session, kind_of(error))
-            return False
-        return True
+        finally:
+            limit.cancel()
 
     def over(self, why: str, session: str = "", kind: Kind = Kind.ACTOR_DIED) -> None:
         """End the present life here: the process is gone, or must be taken for gone."""

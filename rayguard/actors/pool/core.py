@@ -82,8 +82,8 @@ class PoolCore:
 
     def cancel(self, request_ids: Sequence[str]) -> None:
         """Give up requests; whoever else waits for them is told."""
+        self._drop(request_ids)
         for request_id in request_ids:
-            self._drop(request_id)
             self.desk.fail(
                 request_id, RequestError(request_id, "it was given up by a caller"), RequestOutcome.CANCELLED
             )
@@ -100,16 +100,21 @@ class PoolCore:
             return
         where = f"on {entry.member}" if entry.member else "no engine had room for it"
         state = f"{entry.state.value}, {where}, {len(entry.generated)} tokens so far"
-        self._drop(request_id)
+        self._drop((request_id,))
         self.desk.fail(request_id, DeadlineError(request_id, time.monotonic() - ticket.began, state))
 
-    def _drop(self, request_id: str) -> None:
-        entry = self.book.entries.get(request_id)
-        holder = None if entry is None else entry.member
-        self.book.drop(request_id)
-        connection = self.connections.get(holder or "")
-        if connection is not None:
-            self.spawn(connection.abort((request_id,)))
+    def _drop(self, request_ids: Sequence[str]) -> None:
+        """Forget requests; whoever works on them is told, in one call for all that it has."""
+        on: dict[str, list[str]] = {}
+        for request_id in request_ids:
+            entry = self.book.entries.get(request_id)
+            if entry is not None and entry.member is not None:
+                on.setdefault(entry.member, []).append(request_id)
+            self.book.drop(request_id)
+        for name, ids in on.items():
+            connection = self.connections.get(name)
+            if connection is not None:
+                self.spawn(connection.abort(ids))
         self.pump()
 
     # -- actors
@@ -224,6 +229,8 @@ class PoolCore:
                 self.spawn(connection.send([self._order(name, entry) for entry in entries]))
 
     def _order(self, name: str, entry: Entry) -> Order:
+        if not len(entry.generated):
+            return entry.order()
         if self.versions.mixes(name, (version for version, _ in entry.generated.versions)):
             here, made = self.versions.of(name), len(entry.generated)
             before = "+".join(version for version, _ in entry.generated.versions)

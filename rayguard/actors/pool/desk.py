@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rayguard.actors.pool.ledger import NoLedger
 from rayguard.actors.pool.ledger_records import Past
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rayguard.metrics.pool_tally import PoolTally
 
 REMEMBERED = 8192  # answers, for callers that ask for the same once more
+Question: TypeAlias = "str | Request"  # a fingerprint, or what it is taken from once it is needed
 
 
 @dataclass(slots=True)
@@ -36,10 +37,15 @@ class Ticket:
     """Who waits for a request."""
 
     request: Request
-    fingerprint: str
     future: asyncio.Future[Sample]
     began: float
+    fingerprint: str = ""  # of the request, where it is in the ledger: else it is seldom asked for
     expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def question(self) -> Question:
+        """Return what was asked."""
+        return self.fingerprint or self.request
 
 
 class Desk:
@@ -52,7 +58,7 @@ class Desk:
         self.tally = tally
         self.ledger = NoLedger()
         self.tickets: dict[str, Ticket] = {}
-        self.answered: OrderedDict[str, tuple[str, Sample]] = OrderedDict()
+        self.answered: OrderedDict[str, tuple[Question, Sample]] = OrderedDict()
         self._book = book
         self._expired = expired
         self._listeners: dict[str, list[Callable[[Event], None]]] = {}
@@ -66,7 +72,7 @@ class Desk:
             future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
             future.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody asks
             request = owed.request
-            self.tickets[request.id] = Ticket(request, owed.fingerprint, future, time.monotonic())
+            self.tickets[request.id] = Ticket(request, future, time.monotonic(), owed.fingerprint)
             self._book.accept(request, owed.generated)
         return sum(len(owed.generated) for owed in past.owed)
 
@@ -78,10 +84,9 @@ class Desk:
         Raises:
             RequestError: Its id was used for another question.
         """
-        fingerprint = request.fingerprint
         known = self.tickets.get(request.id)
         if known is not None:
-            self._same(request, known.fingerprint, fingerprint)
+            self._same(request, known.question)
             if known.expiry is None:
                 self._expire(known, deadline_s)
             return known.future, False
@@ -89,15 +94,15 @@ class Desk:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Sample] = loop.create_future()
         if answered is not None:
-            self._same(request, answered[0], fingerprint)
+            self._same(request, answered[0])
             future.set_result(answered[1])
             return future, False
-        ticket = Ticket(request, fingerprint, future, time.monotonic())
+        ticket = Ticket(request, future, time.monotonic(), request.fingerprint if keep else "")
         self._expire(ticket, deadline_s)
         self.tickets[request.id] = ticket
         self._book.accept(request)
         if keep:
-            self.ledger.accepted(request, fingerprint)
+            self.ledger.accepted(request, ticket.fingerprint)
         return future, True
 
     def _expire(self, ticket: Ticket, deadline_s: float | None) -> None:
@@ -106,8 +111,8 @@ class Desk:
             ticket.expiry = loop.call_later(deadline_s, self._expired, ticket.request.id)
 
     @staticmethod
-    def _same(request: Request, known: str, asked: str) -> None:
-        if known != asked:
+    def _same(request: Request, known: Question) -> None:
+        if request.fingerprint != (known if isinstance(known, str) else known.fingerprint):
             raise RequestError(
                 request.id, "this id was used for another prompt or other sampling options: give each its own"
             )
@@ -151,7 +156,7 @@ class Desk:
             restarted=(*entry.afresh, *sample.restarted),
         )
         self.tally.delivered += 1
-        self.answered[entry.request.id] = (ticket.fingerprint, sample)
+        self.answered[entry.request.id] = (ticket.question, sample)
         self.ledger.answered(entry.request.id, ticket.fingerprint, sample)
         self._forget_oldest()
         self.tell(Finished(entry.request.id, sample))

@@ -12,6 +12,7 @@ from rayguard.engine.generated import Generated
 if TYPE_CHECKING:
     from rayguard.actors.pool.request import Request
 
+NOTHING = Generated()
 SLOWEST = 8.0  # a slow engine's share shrinks at most this many times
 
 
@@ -34,7 +35,7 @@ class Entry:
     request: Request
     state: State = State.QUEUED
     member: str | None = None
-    generated: Generated = field(default_factory=Generated)
+    generated: Generated = NOTHING
     cuts: tuple[int, ...] = ()
     afresh: tuple[str, ...] = ()  # why tokens of it were thrown away here
     deaths: int = 0  # actors that died while it ran on them
@@ -69,7 +70,9 @@ class Slot:
     @property
     def share(self) -> int:
         """Its capacity, smaller where it is slow."""
-        return max(1, int(self.capacity / min(SLOWEST, max(1.0, self.slowness))))
+        if self.slowness <= 1.0:  # nearly always
+            return self.capacity
+        return max(1, int(self.capacity / min(SLOWEST, self.slowness)))
 
     @property
     def load(self) -> float:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from rayguard.actors.pool.request import Order
     from rayguard.engine.vllm.inflight import InFlight, Note
+    from rayguard.engine.weights.current import Doubt, Proof
 
 # Some more than run at once, so that the engine never waits for the pool.
 _AHEAD = 1.25
@@ -59,11 +60,19 @@ class PoolMember(RolloutMixin):
         self._life(session).abort(ids)
 
     @leave
-    async def rayguard_update_weights(self, session: str) -> str:
-        """Bring the engine to the current weights."""
+    async def rayguard_update_weights(self, session: str, doubt: Doubt | None = None) -> str:
+        """Bring the engine to the current weights, also where it has them and there is ``doubt``."""
         self._life(session)
+        if doubt is not None:
+            return await asyncio.to_thread(self._slot().bring_weights, doubt)
         version: str = await self.update_weights()
         return version
+
+    @leave
+    async def rayguard_proof(self, session: str) -> Proof:
+        """Tell what the engine proved to hold, and what it answered with it."""
+        self._life(session)
+        return self._slot().proof
 
     def _life(self, session: str) -> Serving:
         serving = self._serving

@@ -100,6 +100,8 @@ class Outbox:
 
 
 async def _within(event: asyncio.Event, wait_s: float) -> None:
+    if event.is_set():  # ``wait_for`` would make a task all the same
+        return
     try:
         await asyncio.wait_for(event.wait(), wait_s)
     except (TimeoutError, asyncio.TimeoutError):  # two types before Python 3.11

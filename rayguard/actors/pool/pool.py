@@ -213,7 +213,7 @@ class RolloutPool:
         """Bring all engines to the current weights and return their version (``PoolPolicy.max_weight_lag``).
 
         Raises:
-            WeightsError: No engine has new weights; all go on with what they have.
+            WeightsError: No engine took them: refused untouched, the old ones serve on; found bad, none does.
         """
         return self._background.wait(self._versions.update(deadline_s or self._policy.weights_s))
 

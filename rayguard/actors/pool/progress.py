@@ -15,6 +15,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from typing_extensions import override
 
 from rayguard.recovery.harmless import harmless
 
@@ -22,6 +23,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rayguard.actors.pool.result import Generation
+
+
+class _Shown:
+    """A text that is looked up when the bar is drawn, ten times a second, and not with each answer."""
+
+    def __init__(self, look: Callable[[], str]) -> None:
+        self._look = look
+
+    @override
+    def __str__(self) -> str:
+        return self._look()
 
 
 @contextmanager
@@ -41,12 +53,12 @@ def bar(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task, tokens = progress.add_task("", total=total, tokens=0, engines=engines()), 0
+        task, tokens = progress.add_task("", total=total, tokens=0, engines=_Shown(engines)), 0
 
         def seen(generation: Generation) -> None:
             nonlocal tokens
             with harmless("progress"):
                 tokens += sum(len(sample.generated) for sample in generation.samples)
-                progress.update(task, advance=1, tokens=tokens, engines=engines())
+                progress.update(task, advance=1, tokens=tokens)
 
         yield seen

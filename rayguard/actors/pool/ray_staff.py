@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rayguard.actors.pool.request import Order
     from rayguard.actors.pool.wire import Hello, Report
     from rayguard.engine.generated import Generated
+    from rayguard.engine.weights.current import Doubt, Proof
 
 _log = logging.getLogger("rayguard")
 
@@ -51,10 +52,16 @@ class RayMember:
         """Give up requests."""
         await self._call("rayguard_abort", session, ids)
 
-    async def update_weights(self, session: str) -> str:
+    async def update_weights(self, session: str, doubt: Doubt | None = None) -> str:
         """Bring the engine to the current weights."""
-        version: str = await self._call("rayguard_update_weights", session)
+        why = () if doubt is None else (doubt,)
+        version: str = await self._call("rayguard_update_weights", session, *why)
         return version
+
+    async def proof(self, session: str) -> Proof:
+        """Ask what its engine proved."""
+        proof: Proof = await self._call("rayguard_proof", session)
+        return proof
 
     async def _call(self, name: str, *arguments: Any) -> Any:
         call = getattr(self.handle, name).options(max_task_retries=0, retry_exceptions=False)

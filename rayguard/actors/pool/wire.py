@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rayguard.actors.pool.request import Order
     from rayguard.actors.pool.result import Sample
     from rayguard.engine.generated import Generated
+    from rayguard.engine.weights.current import Doubt, Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,5 +99,11 @@ class Member(Protocol):
     async def abort(self, session: str, ids: Sequence[str]) -> None:
         """Give up these requests; nothing more is heard of them."""
 
-    async def update_weights(self, session: str) -> str:
-        """Bring the engine to the current weights and return their version."""
+    async def update_weights(self, session: str, doubt: Doubt | None = None) -> str:
+        """Bring the engine to the current weights and return their version.
+
+        With ``doubt``, once more: other engines answer otherwise.
+        """
+
+    async def proof(self, session: str) -> Proof:
+        """Return what the engine proved to hold, and what it answered with it."""

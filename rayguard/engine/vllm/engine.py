@@ -24,7 +24,7 @@ from rayguard.engine.vllm.doing import Doing
 from rayguard.engine.vllm.ending import let_go
 from rayguard.engine.vllm.exact import exactness
 from rayguard.engine.vllm.receiver import install_receiver
-from rayguard.engine.vllm.sync_client import SyncHealingClient
+from rayguard.engine.vllm.sync_client import SyncHealingClient, send_one_at_a_time
 from rayguard.engine.weights.spill import sendable
 from rayguard.engine.weights.version import WeightReceipt
 from rayguard.errors import RecoveryTimeoutError, WeightsError
@@ -107,6 +107,7 @@ class VllmEngine(Engine):
         self._is_async = not hasattr(built, "llm_engine")
         self._own = built if self._is_async else built.llm_engine
         self.core = self._own.engine_core
+        send_one_at_a_time(type(self.core))
         self._doing = Doing(self.core)
         self._version = ""  # of the weights that were pushed last
         self.frontend: Frontend | None = None

@@ -8,10 +8,30 @@ from typing import TYPE_CHECKING, Any
 
 from rayguard.engine.vllm import asking
 from rayguard.engine.vllm.client import PUT_DOWN_S, HealingClient
+from rayguard.engine.vllm.patching import wrap
 
 if TYPE_CHECKING:
     from rayguard.engine.protocol import Carried, Verdicts
     from rayguard.engine.vllm.asking import Asked
+
+
+_SENDING = "_rayguard_sending"
+
+
+def send_one_at_a_time(kind: type) -> None:
+    """Let threads send to a core of ``kind`` one after the other, if that is vLLM's ``SyncMPClient``.
+
+    Under an ``LLM``, weights are pushed and canaries asked for beside the thread that generates. Encoder
+    and socket are for one thread: of two, answers were lost for ever, or libzmq aborted the process
+    ("Assertion failed: !_current_out", measured with 0.32).
+    """
+    if any(base.__name__ == "SyncMPClient" for base in kind.__mro__):
+        wrap(kind, "_send_input", _send_alone)
+
+
+def _send_alone(send: Any, core: Any, *message: Any) -> None:
+    with core.__dict__.setdefault(_SENDING, threading.Lock()):
+        send(core, *message)
 
 
 class SyncHealingClient(HealingClient):

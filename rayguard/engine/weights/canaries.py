@@ -27,12 +27,20 @@ _log = logging.getLogger("rayguard")
 ANSWER_S = 60.0  # for eight tokens of an engine that may have to compile first
 _KEPT = 8  # versions; engines are rebuilt with the current one
 _PATIENCE = 3  # canaries in a row without an answer (a death counts twice), then no more are asked
-_AGAIN, _REFUSED = "push_again", "refuse_weights"
+_AGAIN, _REFUSED, REPLACED, UNDECIDED = "push_again", "refuse_weights", "replace_engine", "push_again_to_all"
 _ADVICE = {
     _AGAIN: "if it comes again, look at the memory of its device (ECC errors, Xid in the kernel's log)",
     _REFUSED: (
         "look at the loss and the gradient norm of the step that made this version, and offer an older one; "
         "if the trainer's own outputs are finite, its weights may be too large for the engine's dtype"
+    ),
+    REPLACED: (
+        "look at the memory of its device (ECC errors, Xid in the kernel's log); if its hardware or dtype "
+        "is meant to differ from the others', raise GuardPolicy.canary_tolerance"
+    ),
+    UNDECIDED: (
+        "they serve, and one of them may be wrong: look at the memory of their devices, or add an engine, "
+        "which decides it; if they are meant to differ, raise GuardPolicy.canary_tolerance"
     ),
 }
 
@@ -59,6 +67,11 @@ class Canaries:
         self._trusted: OrderedDict[str, Canary] = OrderedDict()  # by the digest of the weights
         self._rejected: OrderedDict[str, Canary] = OrderedDict()  # what an earlier life insisted on
         self._unanswered = 0
+
+    @property
+    def tolerance(self) -> float:
+        """Nats by which answers may differ; 0 where none is asked."""
+        return self._tolerance or 0.0
 
     def ask(self, engine: Engine, weights: Weights, deadline_s: float) -> Heard:
         """Let ``engine``, which has just proved to hold ``weights``, answer; never raises."""
@@ -110,36 +123,37 @@ class Canaries:
         cause = (
             f"with weights {weights.version!r}, proved by their digest, {wrong}; loaded once more, they serve"
         )
-        self._tell(Kind.WEIGHT_SYNC_FAILED, Scope.ENGINE, cause, _AGAIN, Outcome.RECOVERED)
+        tell(self._around, Kind.WEIGHT_SYNC_FAILED, Scope.ENGINE, cause, _AGAIN)
 
     def refused(self, weights: Weights, wrong: str) -> None:
         """Tell that ``weights`` are not served."""
         cause = f"weights {weights.version!r} are not served: {wrong}, in two lives of the engine"
-        self._tell(Kind.NUMERIC_NAN, Scope.JOB, cause, _REFUSED, Outcome.FAILED)
+        tell(self._around, Kind.NUMERIC_NAN, Scope.JOB, cause, _REFUSED)
 
-    def _tell(self, kind: Kind, scope: Scope, cause: str, remedy: str, outcome: Outcome) -> None:
-        _log.warning("rayguard: %s; %s", cause, _ADVICE[remedy])
-        around = self._around
-        if around is None:
-            return
-        with harmless("canary"):
-            now = around.now()
-            incident = Incident(
-                id=uuid.uuid4().hex[:12],
-                kind=kind.value,
-                scope=scope.value,
-                cause=cause,
-                signature="rayguard.weights.canary",
-                confidence=0.95,
-                advice=_ADVICE[remedy],
-                detected_at=now,
-                closed_at=now,
-                remedy=remedy,
-                outcome=outcome,
-            )
-            incident = around.signed(incident)
-            around.write(incident)
-            TALLY.closed(incident)
+
+def tell(around: Surroundings | None, kind: Kind, scope: Scope, cause: str, remedy: str) -> None:
+    """Log what canaries showed and what was done about it (``remedy``), and write its incident."""
+    _log.warning("rayguard: %s; %s", cause, _ADVICE[remedy])
+    if around is None:
+        return
+    with harmless("canary"):
+        now = around.now()
+        incident = Incident(
+            id=uuid.uuid4().hex[:12],
+            kind=kind.value,
+            scope=scope.value,
+            cause=cause,
+            signature="rayguard.weights.canary",
+            confidence=0.95,
+            advice=_ADVICE[remedy],
+            detected_at=now,
+            closed_at=now,
+            remedy=remedy,
+            outcome=Outcome.RECOVERED if remedy == _AGAIN else Outcome.FAILED,
+        )
+        incident = around.signed(incident)
+        around.write(incident)
+        TALLY.closed(incident)
 
 
 def _keep(book: OrderedDict[str, Canary], digest: str, answer: Canary) -> None:

@@ -5,12 +5,13 @@ NaN, or answers otherwise than before, or than its peers, with the same weights.
 ``Engine.canary``; when it is asked and what follows is ``canaries``.
 
 What it cannot see: damage too small to move a log-probability of these few tokens by the tolerance, and
-damage that was there from the first answer on, where no other engine has the same weights.
+damage that was there from the first answer on, where no other engine that answers has the same weights.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -85,15 +86,13 @@ def outvoted(answers: Mapping[str, Canary], tolerance: float) -> dict[str, Canar
     ``answers`` are of engines that hold the same version, by name. None where as many say one thing as
     another: then nobody knows who is right, and all who disagree with somebody are named.
     """
-    agree = {
-        name: {other for other in answers if not disagreement(answers[name], answers[other], tolerance)}
-        for name in answers
-    }
-    most = max(map(len, agree.values()), default=0)
-    leading = [name for name in agree if len(agree[name]) == most]
+    times = Counter(answers.values())  # most of a thousand engines say the same to the last bit
+    agree = {one: {other for other in times if not disagreement(one, other, tolerance)} for one in times}
+    votes = {one: sum(times[other] for other in agree[one]) for one in times}
+    leading = [one for one in times if votes[one] == max(votes.values())]
     if all(other in agree[leading[0]] for other in leading):
-        return {name: answers[leading[0]] for name in answers if leading and name not in agree[leading[0]]}
-    return {name: None for name in answers if len(agree[name]) < len(answers)}
+        return {name: leading[0] for name, answer in answers.items() if answer not in agree[leading[0]]}
+    return {name: None for name, answer in answers.items() if votes[answer] < len(answers)}
 
 
 def _may_be_tied(position: Position, token: int, tolerance: float) -> bool:

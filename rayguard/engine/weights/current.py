@@ -16,6 +16,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
 from rayguard.engine.bounded import bounded
 from rayguard.engine.weights.canaries import Canaries, Heard
+from rayguard.engine.weights.canary import disagreement
 from rayguard.engine.weights.sources import CallbackWeights, Held
 from rayguard.engine.weights.version import check, verify
 from rayguard.errors import RecoveryTimeoutError, WeightsError, WeightSourceError
@@ -41,21 +42,24 @@ _PASSING = frozenset({"ActorUnavailableError", "GetTimeoutError", "ObjectLostErr
 class Proof:
     """What an engine has proved to hold; empty: only what it was built with.
 
-    ``canary`` is what it answered with it, None where it was not asked.
+    ``canary`` is what it answered with it, None where it was not asked; others may differ from it by
+    ``tolerance`` nats.
     """
 
     version: str = ""
     digest: str = ""
     canary: Canary | None = field(default=None, compare=False)
+    tolerance: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Other engines answer otherwise with the same weights: ``answer`` is what most of them say.
+    """Other engines answer otherwise with the weights of this ``digest``.
 
-    None where as many say one thing as another.
+    ``answer`` is what most of them say; None where as many say one thing as another.
     """
 
+    digest: str
     answer: Canary | None = None
 
 
@@ -142,7 +146,7 @@ class CurrentWeights:
         """Load the current version into ``engine`` and read back what it has now.
 
         Where ``engine`` proves that it has that version already, nothing is sent, nor fetched if the source
-        can tell; unless there is ``doubt`` about what it makes of it.
+        can tell; unless there is ``doubt`` about what it makes of it. A doubt about other weights is void.
 
         Raises:
             WeightSourceError: The source failed or is too slow; one that may recover is asked again.
@@ -159,8 +163,10 @@ class CurrentWeights:
             bringing.release()
 
     def _bring(self, engine: Engine, doubt: Doubt | None) -> str:
-        wanted = self._fetch(self.proof.digest)
-        if wanted is not None and doubt is None and self._is_held(wanted, engine):
+        held = self.proof
+        wanted = self._fetch(held.digest)
+        again = doubt is not None and held.digest in {"", doubt.digest}
+        if wanted is not None and not again and self._is_held(wanted, engine):
             self._enter(engine, self.proof)
             return self.version
         if isinstance(wanted, Held):
@@ -174,9 +180,10 @@ class CurrentWeights:
         self._enter(engine, None)  # from here on the engine may be half loaded
         if self._ill:
             raise _not_served(wanted, "the engine's cache holds NaN of the weights before them")
-        if doubt is not None:
-            self._canaries.prefer(wanted, doubt.answer)
-        self._enter(engine, self._load(wanted, engine, doubted=doubt is not None))
+        if doubt is None or doubt.digest != wanted.digest:
+            self._enter(engine, self._load(wanted, engine))
+        else:
+            self._enter(engine, self._load_again(wanted, engine, doubt, held.canary))
         if self.pushed is not None:
             self.pushed(wanted)
         return self.version
@@ -188,21 +195,38 @@ class CurrentWeights:
             self.proof, self.pending = proof or Proof(), proof is None
             self._refused = ("", "")
 
-    def _load(self, wanted: Weights, engine: Engine, *, doubted: bool = False) -> Proof:
+    def _load(self, wanted: Weights, engine: Engine) -> Proof:
         """Push ``wanted`` and hear what the engine makes of it; once more where that is wrong."""
-        was, heard = _DOUBTED if doubted else "", self._push(wanted, engine)
-        if heard.wrong and not (doubted or heard.diverged):
+        was, heard = "", self._push(wanted, engine)
+        if heard.wrong and not heard.diverged:
             _log.warning("rayguard: weights %r are loaded once more: %s", wanted.version, heard.wrong)
-            was, heard = heard.wrong, self._push(wanted, engine)
-            if heard.answer is None:  # then nothing shows that it helped
-                heard = Heard(wrong=was)
+            was = heard.wrong
+            heard = self._heard_again(wanted, engine, was)
+        return self._proven(wanted, engine, heard, was)
+
+    def _load_again(self, wanted: Weights, engine: Engine, doubt: Doubt, before: Canary | None) -> Proof:
+        """Push what the engine has already, and with which it answered ``before`` otherwise than others."""
+        _log.warning("rayguard: weights %r are loaded once more: %s", wanted.version, _DOUBTED)
+        self._canaries.prefer(wanted, doubt.answer)
+        if doubt.answer is not None:
+            return self._proven(wanted, engine, self._heard_again(wanted, engine, _DOUBTED), _DOUBTED)
+        heard = self._push(wanted, engine)
+        now = heard.answer  # where it is the same again, this engine may have been right
+        helped = before and now and disagreement(before, now, self._canaries.tolerance)
+        return self._proven(wanted, engine, heard, _DOUBTED if helped else "")
+
+    def _heard_again(self, wanted: Weights, engine: Engine, was: str) -> Heard:
+        heard = self._push(wanted, engine)
+        return heard if heard.answer is not None else Heard(wrong=was)  # nothing shows that it helped
+
+    def _proven(self, wanted: Weights, engine: Engine, heard: Heard, was: str) -> Proof:
         if heard.wrong:
             raise self._unfit(wanted, engine, heard)
         if heard.answer is not None and wanted.digest == self._diverged:
             self._diverged = ""  # that life was damaged
-        if was and heard.answer is not None:
+        if was:
             self._canaries.healed(wanted, was)
-        return Proof(wanted.version, wanted.digest, heard.answer)
+        return Proof(wanted.version, wanted.digest, heard.answer, self._canaries.tolerance)
 
     def _push(self, wanted: Weights, engine: Engine) -> Heard:
         verify(wanted, engine.push(wanted, deadline_s=self._deadline_s))

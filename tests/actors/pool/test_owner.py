@@ -40,11 +40,17 @@ class Owner:
 
     def die(self):
         """As by SIGKILL: nothing is said, nothing is written. Return what was known then."""
-        known = self.known()
+        ledger = self.pool._ledger
+        entries = self.pool._core.book.entries
+
+        def last():  # one moment of the loop: what is known, and what the file has
+            ledger._buffer.clear()
+            ledger._pieces.clear()
+            ledger.close()
+            return {name: len(e.generated) for name, e in entries.items()}
+
+        known = self.pool._background.call(last)
         self.pool._background.stop()
-        self.pool._ledger._buffer.clear()
-        self.pool._ledger._pieces.clear()
-        self.pool._ledger.close()
         self.pool._closed = True
         return known
 
@@ -84,7 +90,7 @@ def test_what_was_accepted_goes_on_from_its_tokens_in_the_next_life(owner):
     owner.until(lambda: sum(owner.known().values()) > 200)
     first = owner.die()
     owner.live()
-    assert owner.known() == first
+    assert all(count >= first[name] for name, count in owner.known().items())
     owner.until(lambda: sum(owner.known().values()) > sum(first.values()) + 200)
     second = owner.die()
     batch = owner.live().generate(PROMPTS, LONG, ids=IDS)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import rayguard
+from rayguard.recovery.incident import Outcome
 from rayguard.testing import tiny_qwen
-from tests.engine.real import ENVIRONMENT
+from tests.engine.real import ENVIRONMENT, incidents
 
 pytestmark = [
     pytest.mark.ray,
@@ -36,9 +37,27 @@ SAMPLING = {
 class Rollout(rayguard.RolloutMixin):
     """All that a user writes."""
 
-    def __init__(self, model: str):
-        self.model = model
-        self.start_engine()
+    def __init__(self, model: str, current: str):
+        self.model, self.current = model, Path(current)
+        self.start_engine(weights=self.weights)
+
+    def weights(self):
+        version = self.current.read_text()
+        return rayguard.Weights(version, path=str(self.current.parent / version / "model.safetensors"))
+
+    def spoil_next(self, factor):
+        """Damage the weights that are pushed next, behind their receipt."""
+        from rayguard.engine.vllm.engine import VllmEngine
+
+        push = VllmEngine.push
+
+        def damaging(engine, weights, *, deadline_s):
+            VllmEngine.push = push
+            receipts = push(engine, weights, deadline_s=deadline_s)
+            engine._on_loop(engine.core.collective_rpc_async("spoil", None, (factor,), None), 60.0)
+            return receipts
+
+        VllmEngine.push = damaging
 
     def build_engine(self, settings):
         from vllm import AsyncEngineArgs
@@ -53,16 +72,21 @@ class Rollout(rayguard.RolloutMixin):
             max_num_batched_tokens=512,
             kv_cache_memory_bytes=64 << 20,
             generation_config="vllm",
+            worker_extension_cls="tests.engine.spoiling.Spoiler",
         )
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("pool")
+
+
+@pytest.fixture(scope="module")
+def pool(folder):
     """Two engines on one small machine."""
     import ray
 
-    folder = tmp_path_factory.mktemp("pool")
     environment = {**ENVIRONMENT, "RAYGUARD_HOME": str(folder / "home"), "TORCHDYNAMO_DISABLE": "1"}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**environment, "RAY_AUTH_MODE": "disabled"}.items():
@@ -70,10 +94,11 @@ def pool(tmp_path_factory):
         patch.setenv("PYTHONPATH", os.pathsep.join(PATHS))
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         try:
-            model = str(tiny_qwen.build(folder / "model", spread=0.2))
+            model = str(tiny_qwen.build(folder / "1", spread=0.2))
+            (folder / "current").write_text("1")
             policy = rayguard.PoolPolicy(progress=False)
             with rayguard.RolloutPool(
-                Rollout, model, engines=2, options={"num_cpus": 0}, policy=policy
+                Rollout, model, str(folder / "current"), engines=2, options={"num_cpus": 0}, policy=policy
             ) as made:
                 made.wait_ready(timeout_s=600)
                 yield made
@@ -147,3 +172,26 @@ def test_what_vllm_would_choke_on_is_refused_at_the_door(pool):
     assert "did you mean 'temperature'" in told["c"]
     assert "e" in told
     assert pool.status()["engines"]["rollout-0"]["state"] == "serving"
+
+
+def test_an_engine_whose_weights_lie_wrong_is_outvoted_and_loaded_again(pool, folder):
+    """All bytes arrived, from the first answer on it is damaged: only the others can tell."""
+    import ray
+
+    pool.resize(3)
+    assert pool.wait_ready(timeout_s=300) == 3
+    pool.generate(PROMPTS, SAMPLING)  # with log-probabilities: canaries are asked from now on
+    tiny_qwen.build(folder / "2", 1, spread=0.2)
+    (folder / "current").write_text("2")
+    name = next(iter(pool.handles))
+    ray.get(pool.handles[name].spoil_next.remote(3.0), timeout=60)
+    before = len(incidents())
+    assert pool.update_weights() == "2"
+    assert pool.wait_ready(timeout_s=300) == 3
+    (told,) = incidents()[before:]
+    assert (told.kind, told.remedy, told.outcome) == ("weight_sync_failed", "push_again", Outcome.RECOVERED)
+    assert "other engines answer otherwise than this one" in told.cause
+    batch = pool.generate(PROMPTS[:1] * 24, SAMPLING)
+    assert {sample.engine for sample in batch.samples} == set(pool.handles)
+    assert len({tuple(sample.token_ids) for sample in batch.samples}) == 1
+    assert {sample.weight_version for sample in batch.samples} == {"2"}
