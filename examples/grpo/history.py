@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from examples.grpo.samples import Deliveries
 
 if TYPE_CHECKING:
+    from examples.grpo.memory import ProcessMemory
     from rayguard.recovery.incident import Incident
     from rayguard.testing.injector import FiredFault
 
@@ -58,3 +59,4 @@ class History:
     incidents: list[Incident] = field(default_factory=list)
     rollouts: list[RolloutState] = field(default_factory=list)
     deliveries: Deliveries = field(default_factory=Deliveries)
+    memory: list[ProcessMemory] = field(default_factory=list)  # at the end, each life of each guarded actor

@@ -21,6 +21,7 @@ from examples.grpo.cluster import hire, ray_cluster
 from examples.grpo.faults import Disturbance
 from examples.grpo.history import History
 from examples.grpo.loop import Loop
+from examples.grpo.memory import memory_of_processes
 from examples.grpo.observer import Observer
 from examples.grpo.picture import draw
 from examples.grpo.report import report
@@ -87,6 +88,7 @@ def perform(history: History, view: View, injector: FaultInjector, out: Path, se
             loop.observer.look(now=True)
     except (ray.exceptions.RayError, RuntimeError, TimeoutError) as error:
         history.failure = f"at {history.doing}: {str(error).strip().splitlines()[-1]}"
+    history.memory = memory_of_processes(out / "rayguard")
     history.never_fired = tuple(fault.what.value for fault in injector.missing())
     history.doing = "ended" if history.failure else "done"
     history.ended_at = time.time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from examples.grpo.verdict import join
@@ -42,6 +43,7 @@ def report(history: History, found: list[str]) -> dict[str, Any]:
             for joined in join(history)
         ],
         "incidents": [_incident(incident, causes.get(incident.id)) for incident in history.incidents],
+        "memory": [dataclasses.asdict(process) for process in history.memory],
         "rewards": [round(step.reward, 4) for step in steps],
     }
 

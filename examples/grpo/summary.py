@@ -25,6 +25,8 @@ def summary(history: History, found: list[str]) -> RenderableType:
     parts: list[RenderableType] = []
     if history.guarded and history.fired:
         parts += [_table(history), Text()]
+    if history.memory:
+        parts += [_memory(history), Text()]
     parts += [_numbers(history), *_verdict(found)]
     return Group(*parts)
 
@@ -53,6 +55,20 @@ def _row(joined: Joined) -> list[RenderableType]:
     )
     costs = (_seconds(joined.detect_s), _seconds(incident.recover_s))
     return [step, story, *costs, str(incident.tokens_saved), _count(incident.tokens_lost)]
+
+
+def _memory(history: History) -> Table:
+    table = Table(title="memory of the guarded processes, their engines apart", title_justify="left")
+    for column in ("process", "MB at first", "at most", "at last", "over"):
+        table.add_column(column, justify="left" if column == "process" else "right", no_wrap=True)
+    table.add_column("relief", ratio=1, overflow="fold")
+    ids = [rollout.actor_id for rollout in history.rollouts]
+    for one in history.memory:
+        who = f"rollout {ids.index(one.actor_id)}" if one.actor_id in ids else "another"
+        used = (f"{size / 1e6:.0f}" for size in (one.first, one.most, one.last))
+        told = "; ".join(one.told) or "none"
+        table.add_row(f"{who} ({one.pid})", *used, f"{one.seconds:.0f} s", told)
+    return table
 
 
 def _numbers(history: History) -> Text:

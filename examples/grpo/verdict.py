@@ -77,6 +77,7 @@ def problems(history: History) -> list[str]:
     found = [*_unfinished(history), *_lost_or_wrong(history)]
     if not history.guarded:
         return found  # nobody was there to write incidents
+    found += _unwatched(history)
     by_fault = _by_fault(history)
     for fault, mine in by_fault:
         name = f"{fault.planned.what.value} of rollout {fault.planned.target} at step {fault.planned.step}"
@@ -132,6 +133,15 @@ def _lost_or_wrong(history: History) -> Iterator[str]:
     worst = max((step.logp_diff for step in history.steps), default=0.0)
     if not worst <= MAX_LOGP_DIFF:  # a NaN is caught too
         yield f"rollout and trainer disagree about a logprob by {worst:.2g} (allowed {MAX_LOGP_DIFF:.0e})"
+
+
+def _unwatched(history: History) -> Iterator[str]:
+    if history.failure:
+        return  # it may have ended before they began
+    seen = {process.actor_id for process in history.memory if process.most > 0}
+    for number, rollout in enumerate(history.rollouts):
+        if rollout.actor_id not in seen:
+            yield f"nothing is known of the memory of rollout {number}"
 
 
 def _unfinished(history: History) -> Iterator[str]:

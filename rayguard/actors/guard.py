@@ -1,8 +1,8 @@
-"""``@rayguard.guard``: put a class under guard, in place; ``@rayguard.method``: say how one method may run.
+"""``@rayguard.guard``: put a class or a task under guard; ``@rayguard.method``: say how one method may run.
 
 Frameworks look at base classes and at attributes of methods (verl's workers do both), so the very same class
 comes back, with wrappers that carry every attribute. Which wrappers, and what they do, is
-``rayguard.actors.wrap`` and ``keeper``.
+``rayguard.actors.wrap`` and ``keeper``; functions are ``rayguard.actors.tasks``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from rayguard.actors import wrap
+from rayguard.actors import tasks, wrap
 from rayguard.actors.keeper import IDEMPOTENT, RAY_RETRIES
 from rayguard.actors.options import MARK, Guarding, filled, install
 from rayguard.errors import ConfigError
@@ -31,7 +31,10 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 _NOTHING: Any = object()
 _ALWAYS = -1
-_USAGE = "use @rayguard.guard or @rayguard.guard(policy=..., idempotent=..., memory=...) on a class"
+_USAGE = (
+    "use @rayguard.guard or @rayguard.guard(policy=..., idempotent=..., memory=...) on a class, or on a "
+    "function below @ray.remote"
+)
 
 
 @overload
@@ -44,6 +47,8 @@ def guard(target: Any = _NOTHING, /, **options: Any) -> Any:
     """Guard a class: its faults are diagnosed, recovered from where that can be done, and recorded.
 
     Below ``@ray.remote`` on the plain class or above it on the actor class; the very same object comes back.
+    On a function, below ``@ray.remote``: the task is guarded the same way but for what only an actor can, to
+    be restarted. How often Ray itself repeats it is ``@ray.remote(max_retries=...)``.
     ``policy`` is a ``GuardPolicy``. With ``idempotent=False`` no call is ever made a second time: such a
     call ends with an error where another one would have been repeated (``@rayguard.method`` for one method).
     ``memory`` is a ``MemoryPolicy`` (or None: not watched), instead of ``policy``'s.
@@ -52,12 +57,18 @@ def guard(target: Any = _NOTHING, /, **options: Any) -> Any:
     """
     mark = _checked(options)
     if target is not _NOTHING:
-        return guard_class(target, mark)
+        return _guarded(target, mark)
 
-    def decorate(cls: T) -> T:
-        return guard_class(cls, mark)
+    def decorate(target: T) -> T:
+        return _guarded(target, mark)  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _guarded(target: Any, mark: Guarding) -> Any:
+    if isinstance(target, FunctionType):
+        return tasks.guard_function(target, mark)
+    return guard_class(target, mark)
 
 
 def method(*marked: Any, idempotent: bool = _NOTHING) -> Callable[[F], F]:
@@ -143,6 +154,9 @@ def _plain_class(target: Any) -> type:
             if modified is None:
                 raise ConfigError("an actor class of another language cannot be guarded")
             return modified.__ray_actor_class__  # type: ignore[no-any-return]
+    ray_function = sys.modules.get("ray.remote_function")
+    if ray_function is not None and isinstance(target, ray_function.RemoteFunction):
+        raise ConfigError("guard() was put on what @ray.remote made of a function: put it below @ray.remote")
     what = "a function" if inspect.isroutine(target) else f"an object of {type(target).__name__}"
     raise ConfigError(f"guard() was put on {target!r}, {what} and no class; {_USAGE}")
 

@@ -14,11 +14,16 @@ from functools import lru_cache
 from typing import Any
 
 from rayguard.actors.leaks import free_leaks
+from rayguard.actors.tasks import Task
 from rayguard.memory.probes.process import ProcessMemory
 from rayguard.memory.relief import Need, Relief, Tried
 from rayguard.recovery.harmless import harmless
 
 HOOK = "reduce_memory"
+_OF_A_TASK = {
+    Relief.REDUCE: "the task has ended",
+    Relief.RECYCLE: "its process is Ray's, for the next task: @ray.remote(max_calls=...) has it replaced",
+}
 HOOKS = frozenset({HOOK, "state_dict", "load_state_dict"})  # the guard's own calls of a user's class
 
 
@@ -37,17 +42,19 @@ def collect() -> None:
 
 
 class Hands:
-    """Carries reliefs out for one actor."""
+    """Carries reliefs out for one actor, or for ``instance`` of the tasks that come one after the other."""
 
     def __init__(self, instance: object) -> None:
-        self._instance = instance
+        self.instance = instance
         self._memory = ProcessMemory()
 
     def cannot(self) -> dict[Relief, str]:
-        """Say which reliefs are not open to this actor, and why."""
-        if callable(getattr(self._instance, HOOK, None)):
+        """Say which reliefs are not open to this actor or task, and why."""
+        if isinstance(self.instance, Task):
+            return dict(_OF_A_TASK)
+        if callable(getattr(self.instance, HOOK, None)):
             return {}
-        return {Relief.REDUCE: f"{type(self._instance).__name__} has no {HOOK}(wanted_bytes)"}
+        return {Relief.REDUCE: f"{type(self.instance).__name__} has no {HOOK}(wanted_bytes)"}
 
     def enact(self, relief: Relief, need: Need) -> Tried:
         """Carry ``relief`` out; its own errors are logged and counted, and it then freed nothing."""
@@ -58,10 +65,14 @@ class Hands:
             elif relief is Relief.FREE:
                 freed = free_leaks()
             elif relief is Relief.REDUCE:
-                getattr(self._instance, HOOK)(need.wanted)
+                getattr(self.instance, HOOK)(need.wanted)
         freed = max(freed, before - self._private(), 0)
         now = time.monotonic()
         return Tried(relief=relief, at=now, freed=freed, took_s=now - began)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._memory.close()
 
     def _private(self) -> int:
         found = self._memory.read()

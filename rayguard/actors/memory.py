@@ -1,7 +1,8 @@
-"""Memory of a guarded actor: watched all the time, relieved between calls, told in incidents.
+"""Memory of a guarded actor or task: watched all the time, relieved between calls, told in incidents.
 
 Here the pieces meet: ``rayguard.memory`` measures and judges, ``hands`` and ``recycle`` act, ``records``
-tell. One for each process; started by ``restart`` when a guarded actor's life begins.
+tell. One for each process; started by ``restart`` when a guarded actor's life begins, by ``tasks`` where one
+begins to run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from rayguard.actors import boundary, records, recycle, restart
 from rayguard.actors.hands import HOOKS, Hands
+from rayguard.actors.tasks import Task
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.memory.growth import Courses
 from rayguard.memory.growth_finder import LeakFinder
@@ -89,6 +91,29 @@ class MemoryGuard:
     def start(self) -> None:
         """Begin to watch."""
         self._watcher.start()
+
+    def close(self) -> None:
+        """Watch no more, and give back what that takes."""
+        self._watcher.close()
+        self._finder.close()
+        self._hands.close()
+        self._close(Outcome.FAILED)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call runs now."""
+        return self._running == 0
+
+    def goes_on_for(self, task: Task, mark: Guarding) -> bool:
+        """Watch on for the next task of this process; say whether its policy is the same.
+
+        What leaks in a worker leaks over many tasks: with a new watch for each, nothing would ever grow.
+        """
+        if mark.policy.memory != self._policy:
+            return False
+        self._instance = self._hands.instance = task
+        self._mark = mark
+        return True
 
     def begun(self) -> None:
         """Count a call that begins."""
@@ -235,7 +260,16 @@ class MemoryGuard:
 
 
 def watch(instance: object, mark: Guarding) -> None:
-    """Watch the memory of this process for ``instance``, as its policy says; once in a process."""
+    """Watch the memory of this process for ``instance``, as its policy says; once in a process.
+
+    The watch of a task that has ended goes on for the next one, unless that has another policy.
+    """
+    before = boundary.watch
+    if isinstance(instance, Task) and isinstance(before, MemoryGuard) and before.idle:
+        if before.goes_on_for(instance, mark):
+            return
+        boundary.watch = None
+        before.close()
     if mark.policy.memory is None or boundary.watch is not None:
         return
     guard = MemoryGuard(instance, mark)

@@ -23,7 +23,7 @@ from rayguard.actors.incarnation import (
 )
 from rayguard.actors.options import Guarding, mark_of
 from rayguard.actors.postmortem import Postmortem
-from rayguard.actors.presence import last_page, reap, record
+from rayguard.actors.presence import last_page, reap, record, show_if_asked
 from rayguard.errors import GaveUpError, StateLostError
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.faults.fault import Fault, ProcessExit, Role
@@ -213,7 +213,7 @@ def _enter(instance: object) -> None:
     gate = None  # first, so that a failure below is not met again by every call
     incarnation = Incarnation.current()
     standing = Standing(incarnation)
-    _start_recorder(instance)
+    _show_itself(instance)
     reap()
     _watch_memory(instance)
     if incarnation.number == 0:
@@ -238,9 +238,10 @@ def _enter(instance: object) -> None:
         standing = replace(standing, incident=incident)
 
 
-def _start_recorder(instance: object) -> None:
+def _show_itself(instance: object) -> None:
     with harmless("recorder"):
         mark = mark_of(type(instance)) or Guarding()
+        show_if_asked(standing.incarnation, type(instance).__name__)
         if mark.policy.flight_recorder:
             record(standing.incarnation, type(instance).__name__)
 

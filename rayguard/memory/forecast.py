@@ -20,8 +20,11 @@ from rayguard.process.recording import in_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# What remains must be at most this share of what has grown: of 10 GB grown, 4.5 GB are extrapolated.
-REACH = 0.45
+# How far a line is drawn on. Tuned on seeds < 1000 of tests/benchmarks/memory/traces.py.
+_REACH = 0.9, -0.1  # times how sure it is, and more: of 10 GB grown for sure 0.65, 4.9 GB are extrapolated
+_ROOM = 0.7  # of what it would still grow by if it went on slowing down
+_FASTEST = 1.7  # of a second half so much steeper than the whole: something else has begun
+_SWING = 0.5  # of the growth comes and goes: it is not growth that fills the rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +112,14 @@ class Forecast:
         return f"{whose} grows {pace}; at this pace it reaches {in_bytes(self.limit)} in {when}"
 
 
+def _reach(risen: Rise) -> float:
+    """Return bytes beyond its end that a rise speaks for; less than 0: for nothing."""
+    if risen.pace > _FASTEST or risen.swing > _SWING * risen.grown:
+        return -1.0
+    by_sure, more = _REACH
+    return min((by_sure * risen.sure + more) * risen.grown, _ROOM * risen.room)
+
+
 class Trend:
     """The course of one quantity of one process, in a few kilobytes.
 
@@ -152,7 +163,8 @@ class Trend:
         if risen is None or not 0 < limit < math.inf:
             return None
         left = max(0.0, limit - risen.level - risen.swing)
-        if left > min(REACH * risen.grown, risen.room):
+        reach = _reach(risen)
+        if left > reach:
             return None
         per_s = risen.grown / risen.seconds * risen.pace
         per_step = risen.grown / risen.steps * risen.pace if risen.steps > 0 else None
@@ -170,7 +182,7 @@ class Trend:
             slope_per_s=per_s,
             slope_per_step=per_step,
             since_step=int(risen.since_step),
-            confidence=round(risen.sure * (1 - 0.3 * left / (REACH * risen.grown)), 3),
+            confidence=round(risen.sure * (1 - 0.3 * left / reach if reach else 1.0), 3),
         )
 
     def growth(self) -> Growth | None:

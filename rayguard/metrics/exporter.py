@@ -1,7 +1,8 @@
 """One Prometheus endpoint per process, that reads the tally when it is scraped.
 
-Nothing is counted here (``rayguard.recovery.tally``, ``rayguard.metrics.pool_tally``) and nothing is named
-(``rayguard.metrics.instruments``). A guarded call never comes through this file.
+Nothing is counted here (``rayguard.recovery.tally``, ``rayguard.metrics.pool_tally``,
+``rayguard.objects.holdings``) and nothing is named (``rayguard.metrics.instruments``). A guarded call never
+comes through this file.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from rayguard.config import Settings
 from rayguard.errors import ConfigError
 from rayguard.metrics.instrument import Instrument, MetricType
 from rayguard.metrics.instruments import INSTRUMENTS
+from rayguard.metrics.object_instruments import OBJECT_INSTRUMENTS
 from rayguard.metrics.pool_instruments import POOL_INSTRUMENTS
 from rayguard.metrics.pool_tally import POOLS, Pools
+from rayguard.objects.holdings import HOLDINGS, Holdings
 from rayguard.recovery.tally import TALLY, Durations, Tally
 
 if TYPE_CHECKING:
@@ -45,23 +48,28 @@ Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
 class TallyCollector(Collector):
-    """Shows a tally and the pools to Prometheus. Register it in the registry of your choice."""
+    """Shows a tally, references and the pools to Prometheus. Register it in the registry of your choice."""
 
-    def __init__(self, tally: Tally = TALLY, pools: Pools = POOLS) -> None:
+    def __init__(self, tally: Tally = TALLY, pools: Pools = POOLS, holdings: Holdings = HOLDINGS) -> None:
         self._tally = tally
         self._pools = pools
+        self._holdings = holdings
 
     def collect(self) -> Iterator[Family]:
         """Yield every instrument as the tally is now."""
-        return _families(self._tally.snapshot(), self._pools.snapshot())
+        tally = self._tally.snapshot()
+        with self._holdings.lock:  # those of the ledger know no tally: it is on a higher floor
+            tally.guard_errors.update(self._holdings.totals.errors)
+        return _families(tally, self._pools.snapshot(), self._holdings)
 
     def describe(self) -> Iterator[Family]:
         """Yield the names, so that a registry refuses a second collector instead of showing all twice."""
-        return _families(Tally(), {})
+        return _families(Tally(), {}, Holdings())
 
 
-def _families(tally: Tally, pools: Mapping[str, PoolReading]) -> Iterator[Family]:
+def _families(tally: Tally, pools: Mapping[str, PoolReading], holdings: Holdings) -> Iterator[Family]:
     yield from (_family(instrument, tally) for instrument in INSTRUMENTS)
+    yield from (_family(instrument, holdings) for instrument in OBJECT_INSTRUMENTS)
     yield from (_family(instrument, pools) for instrument in POOL_INSTRUMENTS)
 
 

@@ -2,8 +2,8 @@
 
 The one list: the exporter serves it, ``docs/metrics.md`` is printed from it
 (``python -m rayguard.metrics.instruments``), and dashboards and alerts are to be generated from it. Knows no
-Prometheus: the numbers are ``rayguard.recovery.tally`` and, of pools, ``rayguard.metrics.pool_tally``;
-serving them is ``rayguard.metrics.exporter``.
+Prometheus: the numbers are ``rayguard.recovery.tally`` and, of pools, ``rayguard.metrics.pool_tally``, of
+references, ``rayguard.objects.holdings``; serving them is ``rayguard.metrics.exporter``.
 
 Label values come from enums and from names that the user's code gave; never from messages or ids, so that
 the number of time series is bounded.
@@ -15,6 +15,7 @@ from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Any
 
 from rayguard.metrics.instrument import Instrument, MetricType
+from rayguard.metrics.object_instruments import OBJECT_INSTRUMENTS
 from rayguard.metrics.pool_instruments import POOL_INSTRUMENTS
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ INSTRUMENTS: tuple[Instrument[Tally], ...] = (
     Instrument(
         name="rayguard_memory_bytes",
         type=MetricType.GAUGE,
-        help="Memory of this process and those it started, shared with nobody.",
+        help="Memory of this process that it shares with nobody; its engine's processes apart.",
         unit="bytes",
         read=lambda tally: [((), tally.memory_bytes)],
     ),
@@ -193,7 +194,7 @@ INSTRUMENTS: tuple[Instrument[Tally], ...] = (
 
 def markdown() -> str:
     """Return ``docs/metrics.md``."""
-    instruments: tuple[Instrument[Any], ...] = (*INSTRUMENTS, *POOL_INSTRUMENTS)
+    instruments: tuple[Instrument[Any], ...] = (*INSTRUMENTS, *OBJECT_INSTRUMENTS, *POOL_INSTRUMENTS)
     rows = [
         f"| `{one.name}` | {one.type.value} | {', '.join(f'`{label}`' for label in one.labels) or '-'} | "
         f"{one.unit or '-'} | {one.help} |"

@@ -10,6 +10,7 @@ import itertools
 import logging
 import threading
 import weakref
+from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from rayguard.objects.ledger import Ledger, Opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
 log = logging.getLogger("rayguard")
@@ -33,7 +33,7 @@ class Totals:
     ended_elsewhere: int = 0  # by actors, because a scope of this process was over
     handles_ended: int = 0
     waiting: int = 0  # due, and left alone, at the last scope's end
-    errors: int = 0  # of rayguard itself: counted, never raised
+    errors: Counter[str] = field(default_factory=Counter)  # of rayguard itself, by piece: never raised
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,6 @@ class Holdings:
         self.ended_step = -1  # the last one that ended
         self.tracking = False  # note all that user code makes, in a scope or not
         self.core: Any = None
-        self.on_error: Callable[[str], None] | None = None
         self._numbers = itertools.count(1)
         self._lanes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -127,8 +126,7 @@ class quietly:  # noqa: N801 - reads as a statement: ``with quietly("ledger"):``
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        HOLDINGS.totals.errors += 1
-        if HOLDINGS.on_error is not None:
-            HOLDINGS.on_error(self._piece)
+        with HOLDINGS.lock:
+            HOLDINGS.totals.errors[self._piece] += 1
         log.warning("rayguard's %s failed; the user's call goes on without it", self._piece, exc_info=error)
         return True

@@ -54,7 +54,8 @@ def leases() -> list[Lease]:
 
 def totals() -> Totals:
     """Return what was done since the process started."""
-    return replace(HOLDINGS.totals)
+    with HOLDINGS.lock:
+        return replace(HOLDINGS.totals, errors=HOLDINGS.totals.errors.copy())
 
 
 def leaks(*, steps: int = decide.STEPS, name: bool = True) -> list[Leak]:

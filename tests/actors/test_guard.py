@@ -337,8 +337,7 @@ def function():
 
 
 MISTAKES = {
-    "function": (lambda: guard(function), "function"),
-    "lambda": (lambda: guard(lambda: 1), "function"),
+    "built-in function": (lambda: guard(len), "function"),
     "instance": (lambda: guard(object()), "object of object"),
     "none": (lambda: guard(None), "NoneType"),
     "policy": (lambda: guard(policy=3)(object), "GuardPolicy"),

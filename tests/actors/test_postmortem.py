@@ -197,7 +197,7 @@ def test_the_policy_can_leave_it_off(off, wanted, tmp_path, monkeypatch):
     """It is on by default."""
     monkeypatch.setenv("RAYGUARD_HOME", str(tmp_path))
     cls = guard(policy=GuardPolicy() if wanted else GuardPolicy(flight_recorder=False))(type("A", (), {}))
-    restart._start_recorder(cls())
+    restart._show_itself(cls())
     assert (recorder.current() is not None) is wanted
 
 

@@ -1,6 +1,7 @@
 """Histories as values, for tests of what is made of them."""
 
 from examples.grpo.history import History, RolloutState, Step
+from examples.grpo.memory import ProcessMemory
 from examples.grpo.schedule import plan
 from rayguard.recovery.incident import Incident, Outcome
 from rayguard.testing.injector import FiredFault, What
@@ -27,6 +28,7 @@ def good_history(steps: int = 40) -> History:
     """A run in which everything went as it must: one step a second, each fault cured within its step."""
     history = History(steps_planned=steps, started_at=1_000.0, guarded=True, ready_at=1_010.0, doing="done")
     history.rollouts = [RolloutState(actor_id="a0"), RolloutState(actor_id="a1")]
+    history.memory = [memory_of("a0", 7), memory_of("a1", 8), memory_of("a0", 9)]
     planned = plan(steps, 0)
     for number in range(steps):
         start = 1_010.0 + number
@@ -49,6 +51,14 @@ def good_history(steps: int = 40) -> History:
     history.deliveries.seen.update(str(n) for n in range(64 * steps))
     history.ended_at = 1_010.0 + steps
     return history
+
+
+def memory_of(actor_id: str, pid: int, *told: str) -> ProcessMemory:
+    """What the recording of a healthy process says."""
+    mb = 1_000_000
+    return ProcessMemory(
+        actor_id=actor_id, pid=pid, first=300 * mb, most=342 * mb, last=310 * mb, seconds=40.0, told=told
+    )
 
 
 def incident(what: What, *, detected_at: float, id: str, actor_id: str = "a0") -> Incident:  # noqa: A002

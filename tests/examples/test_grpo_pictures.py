@@ -1,15 +1,18 @@
 """What people see: the live view, the plain lines, the table and the picture, from the same history."""
 
 import io
+import os
 from dataclasses import replace
 
-from grpo_histories import good_history
+from grpo_histories import good_history, memory_of
 from rich.console import Console
 
 from examples.grpo.history import History, RolloutState
+from examples.grpo.memory import memory_of_processes
 from examples.grpo.picture import draw
 from examples.grpo.summary import brief, summary
 from examples.grpo.view import LiveView, PlainView, showing
+from rayguard.process.recorder_writer import FlightRecorder
 
 
 def printed(what, width=120):
@@ -70,6 +73,44 @@ def test_the_table_has_a_row_for_each_fault_and_the_last_word():
     assert text.count("recovered") == len(good_history().fired)
     assert "2560 of 2560 requests came back" in text
     assert "All well" in text
+
+
+def test_memory_has_a_row_for_each_life_and_says_what_was_relieved():
+    """Also of a process that was killed."""
+    history = good_history()
+    history.memory[1] = memory_of("a1", 8, "collect freed 12 MiB in 0.02 s")
+    text = printed(summary(history, []))
+    rows = [line for line in text.splitlines() if "rollout" in line and "342" in line]
+    assert [line.split()[1:4] for line in rows] == [
+        ["rollout", "0", "(7)"],
+        ["rollout", "1", "(8)"],
+        ["rollout", "0", "(9)"],
+    ]
+    assert "collect freed 12 MiB" in rows[1]
+    assert rows[0].split()[-2] == "none"
+
+
+def test_memory_is_what_the_processes_recorded(tmp_path):
+    """Read from a real recording; one without a reading is left out."""
+    assert memory_of_processes(tmp_path) == []
+    flight = FlightRecorder(tmp_path, title="Rollout", actor_id="a0")
+    try:
+        assert memory_of_processes(tmp_path) == []
+        for private in (300, 350, 320):
+            flight.record_memory(private=private)
+        flight.record_event("memory: collect freed 30 MiB in 0.01 s")
+        flight.record_event("something else")
+        [found] = memory_of_processes(tmp_path)
+    finally:
+        flight.close()
+    assert (found.actor_id, found.pid, found.first, found.most, found.last) == (
+        "a0",
+        os.getpid(),
+        300,
+        350,
+        320,
+    )
+    assert found.told == ("collect freed 30 MiB in 0.01 s",)
 
 
 def test_the_table_names_a_fault_without_incident():

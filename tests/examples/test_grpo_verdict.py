@@ -42,6 +42,7 @@ BREAKS = {
         0, replace(h.steps[0], logp_diff=float("nan"))
     ),
     "did not learn": lambda h: h.steps.__setitem__(-1, replace(h.steps[-1], reward=0.6)),
+    "nothing is known of the memory of rollout 1": lambda h: h.memory.pop(1),
     "never fired: stop_core": lambda h: setattr(h, "never_fired", ("stop_core",)),
     "ended early, at step 3": lambda h: setattr(h, "failure", "at step 3: boom"),
 }
@@ -69,6 +70,8 @@ def test_the_whole_run_is_in_the_report():
     assert (found["samples_stale"], found["logp_diff_max"]) == (0, 1e-6)
     assert (found["reward_first"], round(found["reward_last"], 2)) == (0.5, 0.99)
     assert len(found["incidents"]) == len(found["faults"]) == len(history.fired)
+    assert [process["pid"] for process in found["memory"]] == [7, 8, 9]
+    assert found["memory"][0]["most"] == 342_000_000
     assert set(found["incidents"][0]) >= {
         "kind", "scope", "cause", "remedy", "detect_s", "recover_s", "tokens_saved", "tokens_lost"
     }  # fmt: skip

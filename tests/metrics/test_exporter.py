@@ -17,7 +17,9 @@ from rayguard.errors import ConfigError
 from rayguard.metrics import exporter as exporter_module
 from rayguard.metrics.exporter import TallyCollector, serve_as_configured, serve_metrics
 from rayguard.metrics.instruments import INSTRUMENTS
+from rayguard.metrics.object_instruments import OBJECT_INSTRUMENTS
 from rayguard.metrics.pool_instruments import POOL_INSTRUMENTS
+from rayguard.objects.holdings import HOLDINGS, Holdings, Totals, quietly
 from rayguard.recovery.incident import Incident, Outcome
 from rayguard.recovery.tally import DETECT_BOUNDS_S, TALLY, Tally
 
@@ -107,6 +109,38 @@ def test_every_number_is_shown(registry):
     ] == expected
 
 
+def test_references_held_and_freed_are_shown_and_errors_of_the_ledger_count_as_the_guards():
+    """The ledger stands below the tally and counts for itself: read, not copied."""
+    holdings, registry = Holdings(), CollectorRegistry()
+    registry.register(TallyCollector(Tally(), holdings=holdings))
+    opened = holdings.objects.open(1, 0, "main", 1)
+    for name in ("a", "b", "c"):
+        holdings.objects.made(name, "train.py:7 in step", 0, opened=opened)
+    holdings.totals.ended, holdings.totals.ended_bytes = 4, 4_000
+    holdings.totals.waiting, holdings.totals.handles_ended = 2, 1
+    holdings.totals.errors["ledger"] += 3
+    expected = {
+        "rayguard_objects_held": 3,
+        "rayguard_objects_waiting": 2,
+        "rayguard_objects_freed_total": 4,
+        "rayguard_objects_freed_bytes_total": 4_000,
+        "rayguard_actor_handles_freed_total": 1,
+    }
+    assert {name: registry.get_sample_value(name) for name in expected} == expected
+    errors = registry.get_sample_value("rayguard_guard_errors_total", {"piece": "ledger"})
+    assert errors == 3
+
+
+def test_an_error_beside_a_users_put_is_shown(monkeypatch):
+    """The piece that failed, on this process's own endpoint; the user's call went on."""
+    monkeypatch.setattr(HOLDINGS, "totals", Totals())
+    registry = CollectorRegistry()
+    registry.register(TallyCollector(Tally()))
+    with quietly("ledger"):
+        raise ValueError("a bug of ours")
+    assert registry.get_sample_value("rayguard_guard_errors_total", {"piece": "ledger"}) == 1
+
+
 def test_numbers_are_read_when_asked(registry, tally):
     """No second set of counters that could lag behind."""
     tally.calls["Rollout"] += 1
@@ -131,7 +165,7 @@ def test_a_real_scrape_parses_and_has_them_all(tally):
     exporter = serve_metrics(tally=tally)
     families = scrape(exporter.url)
     assert exporter.url == f"http://127.0.0.1:{exporter.port}/metrics"
-    every = (*INSTRUMENTS, *POOL_INSTRUMENTS)
+    every = (*INSTRUMENTS, *OBJECT_INSTRUMENTS, *POOL_INSTRUMENTS)
     assert set(families) == {one.name.removesuffix("_total") for one in every}
     for instrument in every:
         assert families[instrument.name.removesuffix("_total")].type == instrument.type.value

@@ -9,11 +9,13 @@ import pytest
 
 from rayguard.metrics.instrument import MetricType
 from rayguard.metrics.instruments import INSTRUMENTS, markdown
+from rayguard.metrics.object_instruments import OBJECT_INSTRUMENTS
 from rayguard.metrics.pool_instruments import POOL_INSTRUMENTS
 from rayguard.metrics.pool_tally import PoolNow, PoolReading, PoolTally
+from rayguard.objects.holdings import Holdings
 from rayguard.recovery.tally import Durations, Tally
 
-EVERY = (*INSTRUMENTS, *POOL_INSTRUMENTS)
+EVERY = (*INSTRUMENTS, *OBJECT_INSTRUMENTS, *POOL_INSTRUMENTS)
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
@@ -36,6 +38,7 @@ def test_no_label_is_unbounded():
     allowed = {"kind", "scope", "remedy", "outcome", "engine", "target", "piece", "version", "relief"}
     of_pools = {"pool", "state", "outcome", "kind", "reason"}
     assert {label for one in INSTRUMENTS for label in one.labels} == allowed
+    assert {label for one in OBJECT_INSTRUMENTS for label in one.labels} == set()
     assert {label for one in POOL_INSTRUMENTS for label in one.labels} == of_pools
 
 
@@ -50,6 +53,12 @@ def test_each_reads_its_own_labels(instrument):
     tally.relieved("collect", 5)
     tally.memory_is(private=9, forecast_s=30.0)
     _check(instrument, tally)
+
+
+@pytest.mark.parametrize("instrument", OBJECT_INSTRUMENTS, ids=lambda one: one.name)
+def test_each_of_references_reads_its_own_labels(instrument):
+    """The same of references."""
+    _check(instrument, Holdings())
 
 
 @pytest.mark.parametrize("instrument", POOL_INSTRUMENTS, ids=lambda one: one.name)

@@ -41,7 +41,7 @@ def fresh(cluster, monkeypatch):
     HOLDINGS.step, HOLDINGS.ended_step = 0, -1
     HOLDINGS.tracking = False
     monkeypatch.setattr(reaper, "_SHARE", 1e9)
-    errors = HOLDINGS.totals.errors
+    errors = HOLDINGS.totals.errors.copy()
     yield cluster
     HOLDINGS.tracking = False
     assert HOLDINGS.totals.errors == errors, "rayguard failed inside: see the log"

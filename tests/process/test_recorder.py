@@ -267,9 +267,10 @@ def test_a_child_that_lives_on_does_not_keep_the_recording_locked(tmp_path):
         "held = memoryview(flight._map)\n"  # as on the stack of a thread that the child does not have
         "r, w = os.pipe()\n"
         "if os.fork() == 0:\n"
-        "    os.close(w)\n"
+        "    os.write(w, b'x')\n"
         "    sys.stdin.read()\n"
         "    os._exit(0)\n"
+        "os.read(r, 1)\n"  # the child is past what is done for it at a fork
         "print('there', flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )

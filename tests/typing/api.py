@@ -58,6 +58,16 @@ class WithOptions:
         return str(x)
 
 
+@guard
+def task(x: int) -> str:
+    return str(x)
+
+
+@guard(memory=MemoryPolicy(process_limit=1 << 30))
+def task_with_options(x: int) -> str:
+    return task(x)
+
+
 @guard(memory=MemoryPolicy(process_limit=1 << 30, recycle="stateless", step="one"))
 class Leaky:
     def one(self, x: int) -> int:

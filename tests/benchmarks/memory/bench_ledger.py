@@ -70,7 +70,7 @@ def main():
             leaked = [ray.put(number) for number in range(LIVE)]
             started = time.thread_time()
         end_ms = (time.thread_time() - started) * 1e3
-        errors = watch.totals().errors
+        errors = watch.totals().errors.total()
         assert HOLDINGS.totals.ended >= LIVE, HOLDINGS.totals
         del leaked
     finally:

@@ -1,0 +1,93 @@
+"""Guarded tasks: ``@rayguard.guard`` on a plain function, below ``@ray.remote``.
+
+A task is guarded as a call of an object that stands for it: a failure is judged (``keeper``), it stands in
+the flight recorder while it runs, memory is watched meanwhile and relieved where it ends (``memory``). Its
+process is Ray's: the next task gets it (never an actor, which Ray 2.60 gives a worker of its own). So it is
+never ended from here: ``@ray.remote(max_calls=n)`` has Ray replace it after ``n`` tasks, answers delivered.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from typing import TYPE_CHECKING, Any
+
+from rayguard.actors import presence, restart, wrap
+from rayguard.actors.incarnation import Incarnation, inside_ray_worker, this_actor
+from rayguard.actors.options import MARK, Guarding, mark_of
+from rayguard.errors import ConfigError
+from rayguard.process import recorder
+from rayguard.recovery.harmless import harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from types import FunctionType
+
+_CALL = "task"  # what the one call of a task is called: `tokenize.task`
+
+
+class Task:
+    """Stands for a guarded function; each has a class of its own, of the function's name."""
+
+
+def guard_function(function: FunctionType, mark: Guarding) -> Callable[..., Any]:
+    """Return ``function`` under guard: same kind, signature and attributes.
+
+    Raises:
+        ConfigError: It is a coroutine function, a method, guarded already, or its policy names a step.
+    """
+    _check(function, mark)
+    owner: Task = type(function.__name__, (Task,), {MARK: mark, "__module__": __name__})()
+
+    def _rayguard_guarded(_owner: Task, /, *args: Any, **kwargs: Any) -> Any:  # for the name, see ``wrap``
+        return function(*args, **kwargs)
+
+    guarded = wrap.wrap(_CALL, function, through=_rayguard_guarded)
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        arrive(owner)
+        return guarded(owner, *args, **kwargs)
+
+    def stream(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        arrive(owner)
+        return (yield from guarded(owner, *args, **kwargs))
+
+    task: Callable[..., Any] = stream if inspect.isgeneratorfunction(function) else plain
+    functools.update_wrapper(task, function)
+    return wrap.leave(task)
+
+
+def arrive(task: Task) -> None:
+    """Have this process record itself and watch its memory, if it is one that Ray lends to tasks."""
+    with harmless("task"):
+        if not inside_ray_worker() or this_actor() is not None:
+            return  # called as a plain function
+        name, mark = type(task).__name__, mark_of(type(task)) or Guarding()
+        if not restart.standing.incarnation.pid:
+            restart.standing = restart.Standing(_life())
+            presence.show_if_asked(restart.standing.incarnation, name)
+        if mark.policy.flight_recorder and recorder.current() is None:
+            presence.record(restart.standing.incarnation, name)
+        from rayguard.actors.memory import watch  # noqa: PLC0415 - it imports this module
+
+        watch(task, mark)
+
+
+def _life() -> Incarnation:
+    import ray  # noqa: PLC0415 - a task of it runs here
+
+    context = ray.get_runtime_context()
+    return Incarnation(job_id=context.get_job_id(), node_id=context.get_node_id(), pid=os.getpid())
+
+
+def _check(function: FunctionType, mark: Guarding) -> None:
+    name, around = function.__qualname__, function.__qualname__.rpartition(".")[0]
+    if wrap.is_guarded(function):
+        raise ConfigError(f"{name} is guarded twice; one @rayguard.guard is enough")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"guard() was put on {name}, an async function: Ray runs none as a task")
+    if around and not around.endswith("<locals>"):
+        raise ConfigError(f"guard() was put on the method {name}; put it on the class {around}")
+    if mark.policy.memory is not None and mark.policy.memory.step is not None:
+        raise ConfigError(f"MemoryPolicy.step names a method; the function {name} has none: leave it away")
