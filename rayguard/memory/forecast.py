@@ -20,9 +20,11 @@ from rayguard.process.recording import in_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# How far a line is drawn on. Tuned on seeds < 1000 of tests/benchmarks/memory/traces.py.
-_REACH = 0.9, -0.1  # times how sure it is, and more: of 10 GB grown for sure 0.65, 4.9 GB are extrapolated
-_ROOM = 0.7  # of what it would still grow by if it went on slowing down
+# How far a line is drawn on, in shares of what has grown: of 10 GB, 5.5 GB more at the most.
+# Tuned on seeds < 1000 of tests/benchmarks/memory/traces.py.
+_BY_SURE, _FAR = 0.9, 0.55
+_LONG, _NOT_FAR = 40, 0.35  # a rise of many steps, or without any, can wait: 3 steps are little of it
+_ROOM = 0.8  # of what it would still grow by if it went on slowing down
 _FASTEST = 1.7  # of a second half so much steeper than the whole: something else has begun
 _SWING = 0.5  # of the growth comes and goes: it is not growth that fills the rest
 
@@ -116,8 +118,8 @@ def _reach(risen: Rise) -> float:
     """Return bytes beyond its end that a rise speaks for; less than 0: for nothing."""
     if risen.pace > _FASTEST or risen.swing > _SWING * risen.grown:
         return -1.0
-    by_sure, more = _REACH
-    return min((by_sure * risen.sure + more) * risen.grown, _ROOM * risen.room)
+    far = _FAR if 0 < risen.steps <= _LONG else _NOT_FAR
+    return min(_BY_SURE * risen.sure * risen.grown, far * risen.grown, _ROOM * risen.room)
 
 
 class Trend:

@@ -8,10 +8,15 @@ from collections import deque
 
 import pytest
 
-from rayguard.memory.growth_names import way_to
+from rayguard.memory import growth_names
 
 GLOBAL = {"deep": {"deeper": []}}
 LOCAL = threading.local()
+
+
+def way_to(target, deadline_s=60.0):
+    """Name the way without haste: the heap is full of tests."""
+    return growth_names.way_to(target, deadline_s=deadline_s)
 
 
 class Trainer:

@@ -32,8 +32,8 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def fresh(cluster, monkeypatch):
-    """The cluster, with nothing known of what tests before made, and no pause between searches."""
-    from rayguard.objects import reaper
+    """The cluster, with nothing known of what tests before made; no haste in a heap full of tests, and no pause."""
+    from rayguard.objects import heap, holders, reaper
     from rayguard.objects.holdings import HOLDINGS
     from rayguard.objects.ledger import Ledger
 
@@ -41,6 +41,8 @@ def fresh(cluster, monkeypatch):
     HOLDINGS.step, HOLDINGS.ended_step = 0, -1
     HOLDINGS.tracking = False
     monkeypatch.setattr(reaper, "_SHARE", 1e9)
+    monkeypatch.setitem(heap.search.__kwdefaults__, "deadline_s", 120.0)
+    monkeypatch.setattr(holders.name_holders, "__defaults__", (120.0,))
     errors = HOLDINGS.totals.errors.copy()
     yield cluster
     HOLDINGS.tracking = False
