@@ -13,10 +13,7 @@ from rayguard.memory import growth_names
 GLOBAL = {"deep": {"deeper": []}}
 LOCAL = threading.local()
 
-
-def way_to(target, deadline_s=60.0):
-    """Name the way without haste: the heap is full of tests."""
-    return growth_names.way_to(target, deadline_s=deadline_s)
+way_to = functools.partial(growth_names.way_to, deadline_s=60.0)  # without haste: the heap is full of tests
 
 
 class Trainer:
