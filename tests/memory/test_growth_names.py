@@ -1,6 +1,5 @@
 """Names of what grows: the way to it as the user would write it."""
 
-import functools
 import gc
 import sys
 import threading
@@ -8,12 +7,16 @@ from collections import deque
 
 import pytest
 
-from rayguard.memory import growth_names
+from rayguard.memory.growth_names import way_to
 
 GLOBAL = {"deep": {"deeper": []}}
 LOCAL = threading.local()
 
-way_to = functools.partial(growth_names.way_to, deadline_s=60.0)  # without haste: the heap is full of tests
+
+@pytest.fixture(autouse=True)
+def _without_haste(monkeypatch):
+    """The heap is full of tests."""
+    monkeypatch.setitem(way_to.__kwdefaults__, "deadline_s", 60.0)
 
 
 class Trainer:
@@ -41,7 +44,7 @@ def make_closure():
     return step
 
 
-@functools.lru_cache(maxsize=None)  # noqa: UP033 - as many write it
+@functools.lru_cache(maxsize=None)
 def unbounded(number):
     return [number]
 
