@@ -1,5 +1,6 @@
 """Names of what grows: the way to it as the user would write it."""
 
+import functools
 import gc
 import sys
 import threading
@@ -44,7 +45,7 @@ def make_closure():
     return step
 
 
-@functools.lru_cache(maxsize=None)
+@functools.lru_cache(maxsize=None)  # noqa: UP033 - as many write it
 def unbounded(number):
     return [number]
 
