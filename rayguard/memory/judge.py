@@ -53,7 +53,7 @@ class Concern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """How a process stands. ``private``: bytes of it and what it started; ``grown``: since it was warm."""
+    """How a process stands. ``private``: bytes, with what its probes count to it; ``grown``: since warm."""
 
     at: float = 0.0
     step: int = -1

@@ -20,8 +20,8 @@ class MemoryPolicy:
     """When memory is short, and what may be done about it. Cheap relief always comes before costly relief.
 
     ``node``: shares of the memory of the node (or container) at which pressure is soft and hard; None: just
-    below the share at which Ray begins to kill. ``process_limit``: bytes that this process and those
-    it started may have of their own; None: no limit but the node's. ``horizon_steps``: relief begins
+    below the share at which Ray begins to kill. ``process_limit``: bytes that this process may have
+    of its own, its engine's processes apart; None: no limit but the node's. ``horizon_steps``: relief begins
     when a forecast says that memory runs out within so many steps; ``horizon_s``: the same in seconds, where
     there are no steps.
     ``recycle``: how a growing process may be replaced at the end of a call. ``"state"``: only if its class

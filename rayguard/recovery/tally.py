@@ -93,7 +93,7 @@ class Tally:
     engines: dict[str, EngineTally] = field(default_factory=dict)
     reliefs: Counter[str] = field(default_factory=Counter)  # by kind
     relieved_bytes: Counter[str] = field(default_factory=Counter)  # by kind of relief
-    memory_bytes: int = 0  # of this process and those it started, shared with nobody
+    memory_bytes: int = 0  # of this process, shared with nobody; its engine's are apart
     memory_forecast_s: float | None = None  # until memory runs out, where a forecast says that it will
     last_incident: str = ""  # id of the newest incident, open or closed
     metrics_url: str = ""  # where this process serves its metrics, if it does

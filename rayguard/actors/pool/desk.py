@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rayguard.metrics.pool_tally import PoolTally
 
 REMEMBERED = 8192  # answers, for callers that ask for the same once more
-Question: TypeAlias = "str | Request"  # a fingerprint, or what it is taken from once it is needed
+Question: TypeAlias = "str | int"  # a fingerprint or a likeness: prompts would take too much memory
 
 
 @dataclass(slots=True)
@@ -39,13 +39,13 @@ class Ticket:
     request: Request
     future: asyncio.Future[Sample]
     began: float
-    fingerprint: str = ""  # of the request, where it is in the ledger: else it is seldom asked for
+    fingerprint: str = ""  # of the request, where it is in the ledger
     expiry: asyncio.TimerHandle | None = None
 
     @property
     def question(self) -> Question:
         """Return what was asked."""
-        return self.fingerprint or self.request
+        return self.fingerprint or self.request.likeness
 
 
 class Desk:
@@ -112,7 +112,7 @@ class Desk:
 
     @staticmethod
     def _same(request: Request, known: Question) -> None:
-        if request.fingerprint != (known if isinstance(known, str) else known.fingerprint):
+        if known != (request.fingerprint if isinstance(known, str) else request.likeness):
             raise RequestError(
                 request.id, "this id was used for another prompt or other sampling options: give each its own"
             )

