@@ -114,14 +114,21 @@ def test_a_blocked_event_loop_is_the_users_and_restarts_nothing(owner):
         pytest.skip("no loop")
     before, epoch = len(incidents()), owner.engine_status()["epoch"]
 
+    said, waited = threading.Event(), []
+
     def users_slow_reward_function():
-        threading.Event().wait(11.0)
+        began = time.monotonic()
+        said.wait(PATIENCE_S)  # how long that takes depends on the pace of this machine
+        waited.append(time.monotonic() - began)
+        threading.Event().wait(max(waited))
 
     with Load(owner).going():
         for _ in range(2):
             blocked = threading.Event()
             owner.loop.call_soon_threadsafe(users_slow_reward_function)
             owner.loop.call_soon_threadsafe(blocked.set)
+            until(lambda: len(incidents()) > before)
+            said.set()
             until(blocked.is_set)
     assert owner.engine_status()["epoch"] == epoch
     (incident,) = incidents()[before:]
