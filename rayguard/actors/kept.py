@@ -56,27 +56,37 @@ def keep(instance: Stateful, life: Incarnation, home: Path) -> Word:
         OSError: There is no room, or no right to write.
         Exception: What ``state_dict`` or pickling it raised; nothing is left behind then.
     """
+    word = write(instance.state_dict(), "state", life, home)
+    if not ActorMemory(life.actor_id, _PART).save(asdict(word)):
+        forget(word, life)
+        raise OSError("Ray's control process did not take the word of where the state lies")
+    return word
+
+
+def write(value: Any, what: str, life: Incarnation, home: Path) -> Word:
+    """Pickle ``value`` into a file of this actor's, whole or not at all.
+
+    Raises:
+        OSError: There is no room, or no right to write.
+        Exception: What pickling it raised; nothing is left behind then.
+    """
     import ray.cloudpickle as pickle  # noqa: PLC0415 - an actor runs here
 
     folder = home / "kept"
     os.close(open_private(folder))
     handle, name = tempfile.mkstemp(prefix=f"{life.actor_id}-", suffix=".writing", dir=folder)
-    path = folder / f"{life.actor_id}.state"
+    path = folder / f"{life.actor_id}.{what}"
     try:
         with os.fdopen(handle, "wb") as file:
             hashed = _Hashed(file)
-            pickle.dump(instance.state_dict(), hashed, protocol=5)
+            pickle.dump(value, hashed, protocol=5)
             file.flush()
             os.fsync(handle)
         Path(name).replace(path)
-        word = Word(node=life.node_id, path=str(path), digest=hashed.digest.hexdigest(), size=hashed.size)
-        if not ActorMemory(life.actor_id, _PART).save(asdict(word)):
-            raise OSError("Ray's control process did not take the word of where the state lies")  # noqa: TRY301
     except BaseException:
-        for left in (Path(name), path):
-            left.unlink(missing_ok=True)
+        Path(name).unlink(missing_ok=True)
         raise
-    return word
+    return Word(node=life.node_id, path=str(path), digest=hashed.digest.hexdigest(), size=hashed.size)
 
 
 def drop(life: Incarnation) -> None:
@@ -104,19 +114,33 @@ def resume(instance: object, life: Incarnation) -> bool:
         raise StateLostError(
             f"{type(instance).__name__} no longer has load_state_dict; {word.path} has its state"
         )
+    instance.load_state_dict(read(word, life))
+    memory.delete()
+    forget(word, life)
+    return True
+
+
+def read(word: Word, life: Incarnation) -> Any:
+    """Return what was written.
+
+    Raises:
+        StateLostError: It cannot be had, or is damaged.
+    """
     import ray.cloudpickle as pickle  # noqa: PLC0415 - an actor runs here
 
     data = _read(word, life)
     if len(data) != word.size or hashlib.sha256(data).hexdigest() != word.digest:
-        raise StateLostError(f"the state of {type(instance).__name__} in {word.path} is damaged")
-    instance.load_state_dict(pickle.loads(data))
+        raise StateLostError(f"what {word.path} kept of the actor's last process is damaged")
+    return pickle.loads(data)
+
+
+def forget(word: Word, life: Incarnation) -> None:
+    """Remove the file, on whichever node it lies."""
     with harmless("kept state"):
-        memory.delete()
         if word.node == life.node_id:
             _forget(word.path)
         else:
             _on(word.node, _forget, word.path)
-    return True
 
 
 def _read(word: Word, life: Incarnation) -> bytes:

@@ -2,7 +2,8 @@
 
 Not Ray's ``drain_and_exit_worker``: measured with Ray 2.60 on a busy machine, calls that were queued there
 came back to their callers as errors that nobody could read, restarts and retries notwithstanding (17 of 40).
-A process that just ends, a moment after its last answer, loses none: Ray repeats what was not answered.
+A process that just ends, a moment after its last answer, loses none: Ray repeats what was not answered, and
+what it had answered all the same is not made again (``last_answer``).
 """
 
 from __future__ import annotations
@@ -13,31 +14,42 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from rayguard.actors import last_answer
 from rayguard.recovery.harmless import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from rayguard.actors.incarnation import Incarnation
 
 # For the answer to reach its caller; it is on its way as soon as the method has returned.
 DELIVERY_S = 1.0
 _HELD_S = 60.0  # longer than any end takes
 
 _leaving = False
+_answers: dict[str, object] = {}  # of calls that ended since, by task
 
 
-def leave_soon(before: Callable[[], None]) -> None:
+def leave_soon(life: Incarnation, before: Callable[[], None]) -> None:
     """End this process when the present call is answered; calls that begin now are for the next life.
 
     ``before`` is called last, in another thread.
     """
     global _leaving  # noqa: PLW0603 - there is one process to leave
     _leaving = True
-    threading.Thread(target=_leave, args=(before,), name="rayguard-leaving", daemon=True).start()
+    threading.Thread(target=_leave, args=(life, before), name="rayguard-leaving", daemon=True).start()
 
 
 def is_leaving() -> bool:
     """Say whether the end has been decided on."""
     return _leaving
+
+
+def answered(value: object) -> None:
+    """Keep what a call returns that ends while this process leaves: its caller may not get it in time."""
+    if _leaving:
+        with harmless("kept answer"):
+            _answers[last_answer.present_task()] = value
 
 
 def hold() -> None:
@@ -52,8 +64,11 @@ async def hold_async() -> None:
         await asyncio.sleep(_HELD_S)
 
 
-def _leave(before: Callable[[], None]) -> None:
+def _leave(life: Incarnation, before: Callable[[], None]) -> None:
     threading.Event().wait(DELIVERY_S)
+    with harmless("kept answer"):
+        if _answers:
+            last_answer.keep(_answers, life)
     with harmless("restart"):
         before()
         for stream in (sys.stdout, sys.stderr):

@@ -21,6 +21,7 @@ from rayguard.actors.incarnation import (
     inside_ray_worker,
     this_actor,
 )
+from rayguard.actors.last_answer import Answer, LastAnswers, present_task
 from rayguard.actors.options import Guarding, mark_of
 from rayguard.actors.postmortem import Postmortem
 from rayguard.actors.presence import last_page, reap, record, show_if_asked
@@ -87,8 +88,13 @@ def resume(instance: object) -> None:
     Raises:
         StateLostError: It cannot be had: the actor must not go on as if it were new.
     """
+    global gate  # noqa: PLW0603 - see `served`
     if standing.incarnation.number > 0:
         kept.resume(instance, standing.incarnation)
+        with harmless("kept answer"):
+            known = LastAnswers.of(standing.incarnation)
+            if known is not None:
+                gate = _Repeated(instance, known)
 
 
 def served() -> None:
@@ -129,7 +135,7 @@ def end_process_after_answer(incident: Incident) -> None:
     recorder.ending(RAYGUARD + incident.cause)
     records.record(incident)
     _leave_word(incident)
-    leaving.leave_soon(_end_children)
+    leaving.leave_soon(standing.incarnation, _end_children)
 
 
 def _leave_word(incident: Incident) -> None:
@@ -176,6 +182,25 @@ def _open(instance: object) -> None:
             gate = _Lost(instance, error)
             raise
     served()
+
+
+class _Repeated:
+    """The gate while Ray may repeat a call that the last process had answered: it is not made again."""
+
+    def __init__(self, instance: object, known: LastAnswers) -> None:
+        self._instance, self._known = instance, known
+
+    def __call__(self, instance: object) -> Answer | None:
+        global gate  # noqa: PLW0603 - see `served`
+        if instance is not self._instance:
+            return None
+        with harmless("kept answer"):
+            answer = self._known.to(present_task())
+            if self._known.over:
+                gate = None
+                self._known.forget()
+            return answer
+        return None
 
 
 class _Lost:
@@ -291,6 +316,6 @@ def _given_up(incident: Incident) -> Incident:
 
 
 # Guarded calls pass it when it is not None: until the life has begun, and for ever once it is given up.
-gate: Callable[[object], None] | None = _open
+gate: Callable[[object], Answer | None] | None = _open
 _lock = threading.Lock()
 _opened = False

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from types import FunctionType
 
     from rayguard.actors.boundary import Boundary
+    from rayguard.actors.last_answer import Answer
 
     Method = Callable[..., Any]
     F = TypeVar("F", bound=Method)
@@ -128,17 +129,23 @@ def _init(call: Method) -> Method:
     return _rayguard_init
 
 
-def _admit(self: Any) -> None:
-    """Hold a call in a process that is about to end; ask the gate whether it may begin."""
+def _admit(self: Any) -> Answer | None:
+    """Hold a call in a process that is about to end; ask the gate. An answer: the last process had one."""
     leaving.hold()
-    if restart.gate is not None:
-        restart.gate(self)
+    return _pass(self)
 
 
-async def _admit_async(self: Any) -> None:
+async def _admit_async(self: Any) -> Answer | None:
     await leaving.hold_async()
-    if restart.gate is not None:
-        restart.gate(self)
+    return _pass(self)
+
+
+def _pass(self: Any) -> Answer | None:
+    while (gate := restart.gate) is not None:
+        known = gate(self)
+        if known is not None or restart.gate is gate:  # else it has let us through to another one
+            return known
+    return None
 
 
 def _enter(self: Any, name: str) -> tuple[Boundary | None, int]:
@@ -165,18 +172,24 @@ def _exit(self: Any, name: str, entered: tuple[Boundary | None, int]) -> None:
 def _sync(name: str, call: Method) -> Method:
     def _rayguard_guarded(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if restart.gate is not None or leaving.is_leaving():
-            _admit(self)
-        entered = _enter(self, name)
+            known = _admit(self)
+            if known is not None:
+                return known.value
+        entered, rescue = _enter(self, name), None
         try:
             try:
-                return call(self, *args, **kwargs)
+                answer = call(self, *args, **kwargs)
             except Exception as error:
                 rescue = keeper.judge(self, name, call, error)
                 if rescue is None:
                     raise
-            return keeper.repeat(rescue, lambda: call(self, *args, **kwargs))
+            if rescue is not None:
+                answer = keeper.repeat(rescue, lambda: call(self, *args, **kwargs))
         finally:
             _exit(self, name, entered)
+        if leaving.is_leaving():
+            leaving.answered(answer)
+        return answer
 
     return _rayguard_guarded
 
@@ -184,18 +197,24 @@ def _sync(name: str, call: Method) -> Method:
 def _async(name: str, call: Method) -> Method:
     async def _rayguard_guarded(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if restart.gate is not None or leaving.is_leaving():
-            await _admit_async(self)
-        entered = _enter(self, name)
+            known = await _admit_async(self)
+            if known is not None:
+                return known.value
+        entered, rescue = _enter(self, name), None
         try:
             try:
-                return await call(self, *args, **kwargs)
+                answer = await call(self, *args, **kwargs)
             except Exception as error:
                 rescue = keeper.judge(self, name, call, error)
                 if rescue is None:
                     raise
-            return await keeper.repeat_async(rescue, lambda: call(self, *args, **kwargs))
+            if rescue is not None:
+                answer = await keeper.repeat_async(rescue, lambda: call(self, *args, **kwargs))
         finally:
             _exit(self, name, entered)
+        if leaving.is_leaving():
+            leaving.answered(answer)
+        return answer
 
     return _rayguard_guarded
 

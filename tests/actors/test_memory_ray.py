@@ -9,6 +9,7 @@ import time
 import pytest
 
 import rayguard
+from rayguard.actors import leaving
 from rayguard.recovery.budget import RestartBudget
 from rayguard.recovery.incident import Outcome
 from rayguard.recovery.journal import Journal
@@ -100,6 +101,39 @@ def test_calls_that_wait_are_answered_by_the_next_life(cluster):
     actor = actor_of(cluster, LeakyWithState).remote()
     answers = cluster.get([actor.add.remote(1) for _ in range(CALLS)], timeout=_ANSWER_S)
     assert sorted(total for _, total in answers) == list(range(1, CALLS + 1))
+    assert len({pid for pid, _ in answers}) >= 3
+
+
+class Late:
+    """An answer that a process on its way out does not get sent in time."""
+
+    def __init__(self, total):
+        self.total = total
+
+    def __reduce__(self):
+        if leaving.is_leaving() and threading.current_thread().name != "rayguard-leaving":
+            threading.Event().wait(20 * leaving.DELIVERY_S)
+        return Late, (self.total,)
+
+
+class LateWithState(LeakyWithState):
+    def add(self, number):
+        pid, total = super().add(number)
+        return pid, Late(total)
+
+
+class LateAndAsync(LeakyWithState):
+    async def add(self, number):
+        pid, total = super().add(number)
+        return pid, Late(total)
+
+
+@pytest.mark.parametrize("base", [LateWithState, LateAndAsync])
+def test_a_call_whose_answer_was_not_delivered_is_answered_and_not_made_again(cluster, base):
+    """Ray repeats it, on a state that has its effect already."""
+    actor = actor_of(cluster, base).remote()
+    answers = [get(cluster, actor.add.remote(1)) for _ in range(CALLS)]
+    assert [late.total for _, late in answers] == list(range(1, CALLS + 1))
     assert len({pid for pid, _ in answers}) >= 3
 
 
