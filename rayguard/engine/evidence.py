@@ -64,9 +64,11 @@ def _last_words(
 def _all_said(exits: tuple[ProcessExit, ...], log: tuple[str, ...]) -> bool:
     """Say whether there is nothing more to wait for: an exit code, or the core's word that it has none.
 
-    The code is "None" where vLLM asks between the worker's closing of its files and its becoming a zombie.
+    The code is "None" where vLLM asks between the worker's closing of its files and its becoming a zombie. A
+    worker ends when its core was killed, and its code may be there first: that of the core says who began.
     """
-    return any(gone.exitcode is not None for gone in exits) or bool(_worker_exits(log))
+    cores = [gone for gone in exits if gone.role is Role.ENGINE_CORE]
+    return any(gone.exitcode is not None for gone in cores or exits) or bool(_worker_exits(log))
 
 
 def _worker_exits(log: tuple[str, ...]) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 
 from rayguard.engine.evidence import gather
 from rayguard.engine.records import RecordWriter
+from rayguard.faults.diagnose import diagnose
 from rayguard.faults.fault import ProcessExit, Role
 
 
@@ -36,3 +37,25 @@ def test_a_core_that_says_nothing_is_waited_for_a_moment(tmp_path):
     fault = gather(Gone(), None, tmp_path, 0.0, None)
     assert 0.9 < time.monotonic() - began < 5
     assert [gone.exitcode for gone in fault.exits] == [None]
+
+
+class Both:
+    """An engine whose core was killed: its worker ended of that, and its code can be read first."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def exits(self):
+        self.asked += 1
+        code = -9 if self.asked > 3 else None
+        return (
+            ProcessExit(role=Role.ENGINE_CORE, pid=6, exitcode=code),
+            ProcessExit(role=Role.ENGINE_WORKER, pid=7, exitcode=1),
+        )
+
+
+def test_what_a_worker_says_is_not_the_last_word_on_its_core(tmp_path):
+    """Else the worker would be named, which ended because the core was gone."""
+    fault = gather(Both(), None, tmp_path, 0.0, None)
+    assert [gone.exitcode for gone in fault.exits] == [-9, 1]
+    assert "engine_core process 6 was killed by signal 9" in diagnose(fault).cause
