@@ -24,6 +24,7 @@ from rayguard.memory.probes.process import resident
 MIB = 1 << 20
 HOST_MIB, REFS_MIB, SHM_MIB = 48, 4, 2  # that each step leaks
 STEPS = 40
+STEP_S = 1.5  # short for a step of training, and long enough that a search of the heap at its end is allowed
 ROOM_MIB = (
     1_800  # from the node's use at the start, without Ray, to where Ray kills: less than all steps leak
 )
@@ -47,7 +48,7 @@ class Trainer:
         self.rollouts.append(ray.put(os.urandom(1) * (REFS_MIB * MIB)))
         self.buffers.append(shared_memory.SharedMemory(create=True, size=SHM_MIB * MIB))
         self.buffers[-1].buf[: SHM_MIB * MIB : 4096] = b"x" * (SHM_MIB * MIB // 4096)
-        threading.Event().wait(0.3)  # the work
+        threading.Event().wait(STEP_S)
         self.value = (self.value * 31 + batch + step) % _P
         with self.done.open("a") as file:
             file.write(f"{step} {os.getpid()}\n")
