@@ -65,7 +65,9 @@ class Observer:
         self._before(core.desk, "deliver", self._delivered)
         for connection in core.connections.values():
             self._before(connection, "send", lambda orders, c=connection: self._sent(c.name, orders))
-            self._before(connection.member, "update_weights", lambda _, c=connection: self._pushed(c.name))
+            self._before(
+                connection.member, "update_weights", lambda *_, c=connection, **__: self._pushed(c.name)
+            )
 
     @staticmethod
     def _before(owner: Any, name: str, note: Callable[..., None]) -> None:
