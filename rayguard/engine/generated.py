@@ -9,13 +9,17 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+# One of each for all that have none: a ``Generated`` is made for each request a few hundred times a second.
+_NO_INTS: array[int] = array("i")
+_NO_FLOATS: array[float] = array("f")
+
 
 def _ints() -> array[int]:
-    return array("i")
+    return _NO_INTS
 
 
 def _floats() -> array[float]:
-    return array("f")
+    return _NO_FLOATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,8 @@ class Generated:
     Log-probabilities come in rows of ``width`` entries for each token, as vLLM's engine sends them: the
     sampled token first, then the most likely ones by rank; ``width`` is 0 where none were asked for.
     Single precision, as the engine computes them: nothing is lost.
+
+    Its arrays are never changed in place.
 
     Invariant: ``len(ids) == len(logprobs) == width * len(tokens)``; ``len(ranks)`` is 0 or ``len(tokens)``.
     """

@@ -31,7 +31,8 @@ class Kept:
 
     def append(self, entries):
         for request_id, more in entries:
-            self.requests[request_id] = self.requests[request_id].plus(more)
+            if request_id in self.requests:
+                self.requests[request_id] = self.requests[request_id].plus(more)
 
     def end(self, request_ids):
         self.ended.extend(request_ids)
@@ -68,6 +69,85 @@ def test_a_keeper_that_fails_disturbs_nobody():
     inflight.began(request)
     inflight.came(9)
     inflight.save_if_due({"a-00000000": request})
+
+
+def in_flight(inflight, states, name):
+    """A request that the frontend waits for, as vLLM keeps it."""
+    request = SimpleNamespace(
+        request_id=f"{name}-00000000",
+        external_req_id=name,
+        prompt_token_ids=[1],
+        sampling_params=SimpleNamespace(logprobs=None),
+        lora_request=None,
+    )
+    tokens: list[int] = []
+    states[request.request_id] = SimpleNamespace(
+        detokenizer=SimpleNamespace(output_token_ids=tokens, num_output_tokens=tokens.__len__),
+        logprobs_processor=SimpleNamespace(logprobs=None),
+        weight_version_starts=[],
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rayguard.engine.vllm.inflight.fingerprint_of", lambda request: "asked")
+        inflight.began(request)
+    return request, tokens
+
+
+def test_nothing_is_kept_behind_a_hole():
+    """A keeper that could not take tokens forgets their request: it would go on from tokens it never had."""
+
+    class Full(Kept):
+        def append(self, entries):
+            if any(5 in more.tokens for _, more in entries):
+                raise OSError("no space left on device")
+            super().append(entries)
+
+    states = {}
+    inflight, full, whole = InFlight(SimpleNamespace(request_states=states)), Full(), Kept()
+    inflight.keep(full)
+    inflight.keep(whole)
+    request, tokens = in_flight(inflight, states, "a")
+    tokens.extend([3, 4])
+    inflight.save({request.request_id: request})
+    tokens.extend([5, 6])
+    inflight.save({request.request_id: request})
+    assert (full.ended, whole.ended) == (["a"], [])
+    assert list(whole.requests["a"].tokens) == [3, 4, 5, 6], "another keeper has nothing to do with it"
+
+
+def test_a_request_that_cannot_be_read_takes_no_other_with_it():
+    """What vLLM holds of one request may be odd; the tokens of the others are kept all the same."""
+    states = {}
+    inflight, kept = InFlight(SimpleNamespace(request_states=states)), Kept()
+    inflight.keep(kept)
+    odd, its = in_flight(inflight, states, "odd")
+    request, tokens = in_flight(inflight, states, "a")
+    requests = {each.request_id: each for each in (odd, request)}
+    its.extend([1, 2])
+    tokens.extend([3, 4])
+    states[odd.request_id].weight_version_starts = None
+    inflight.save(requests)
+    assert list(kept.requests["a"].tokens) == [3, 4]
+    states[odd.request_id].weight_version_starts = []
+    inflight.save(requests)
+    assert kept.ended == ["odd"], "nothing of it is kept from now on"
+
+
+def test_a_keeper_that_joins_keeps_nothing_of_what_was_begun():
+    """It does not know how the tokens begin that it is told of; each real keeper passes them over."""
+    from rayguard.actors.pool.outbox import Outbox
+
+    states = {}
+    inflight, late, outbox = InFlight(SimpleNamespace(request_states=states)), Kept(), Outbox()
+    inflight.keep(Kept())
+    request, tokens = in_flight(inflight, states, "a")
+    tokens.extend([3, 4])
+    inflight.save({request.request_id: request})
+    inflight.keep(late)
+    inflight.keep(outbox)
+    tokens.extend([5])
+    inflight.save({request.request_id: request})
+    assert not late.requests
+    assert not outbox.acknowledge(10)
 
 
 def test_a_request_keeps_its_own_width_beside_one_that_asked_for_more():

@@ -100,16 +100,17 @@ class HealingClient:
     def _see(self, outputs: Any) -> bool:
         """Book what came out; return whether a suspect's turn came to its end."""
         self.turns += 1
-        ended, longest = False, 0
+        ended, longest, came = False, 0, 0
         for output in outputs.outputs:
             count = len(output.new_token_ids)
-            self.tokens += count
+            came += count
             longest = max(longest, count)
             if output.finish_reason is not None:
                 request = self._requests.pop(output.request_id, None)
                 if request is not None:
                     self.inflight.answered(request, output, outputs.weight_version)
                 ended = ended or output.request_id == self._suspect
+        self.tokens += came
         self.inflight.came(longest)
         return ended
 

@@ -13,19 +13,21 @@ import hashlib
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rayguard.engine.continuation import drift
 from rayguard.engine.vllm import tap
-from rayguard.recovery.harmless import harmless
+from rayguard.recovery.harmless import counted, harmless
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rayguard.engine.continuation import Exact
     from rayguard.engine.generated import Generated
 
-UNSAVED_TOKENS = 8  # of one request: what the death of its process may lose, with what is on the way
+# Of one request. With the step or two that are on their way, the death of its process loses 16 at most.
+UNSAVED_TOKENS = 12
 UNSAVED_S = 0.1
 _LEFT_S = 600.0  # an earlier process's requests come back within this time, or never
 # Answered ones are kept a while: when the actor dies before its call returns, Ray makes the whole call again.
@@ -34,7 +36,11 @@ _ANSWERED = 4096
 
 
 class Keeper(Protocol):
-    """Keeps tokens outside the frontend's process. Called on the frontend's thread; must be quick."""
+    """Keeps tokens outside the frontend's process. Called on the frontend's thread; must be quick.
+
+    A keeper that joins while requests are in flight is told of their tokens without a ``begin``, from the
+    middle on: of such a request it keeps nothing.
+    """
 
     def begin(self, request_id: str, fingerprint: str) -> None:
         """A request is in flight; one that is here already begins afresh."""
@@ -187,22 +193,30 @@ class InFlight:
 
     def save(self, requests: Mapping[str, Any]) -> None:
         """Hand all new tokens to the keepers now."""
-        states, entries = self._processor.request_states, self._pending
-        self._pending = []
-        for request_id, name in self._begun.items():
-            state, request = states.get(request_id), requests.get(request_id)
-            if state is None or request is None or state.detokenizer is None:
-                continue
-            read = self._read[request_id]
-            if state.detokenizer.num_output_tokens() > read:
-                more = tap.read(state, read, request.sampling_params)
-                self._read[request_id] = read + len(more)
+        entries, self._pending = self._pending, []
+        for request_id, name in list(self._begun.items()):
+            more = self._unread(request_id, requests)
+            if more is not None:
                 entries.append((name, more))
         if entries:
             for keeper in self._keepers:
-                with harmless("token_log"):
-                    keeper.append(entries)
+                _hand_on(keeper, entries)
         self._forget_answered()
+
+    def _unread(self, request_id: str, requests: Mapping[str, Any]) -> Generated | None:
+        try:
+            state, request = self._processor.request_states.get(request_id), requests.get(request_id)
+            if state is None or request is None or state.detokenizer is None:
+                return None
+            read, there = self._read[request_id], state.detokenizer.num_output_tokens()
+            if there <= read:
+                return None
+            self._read[request_id] = there
+            return tap.read(state, read, request.sampling_params)
+        except Exception as error:  # noqa: BLE001 - of this request only, and not its caller's concern
+            counted("token_log", error)
+            self.aborted(request_id)
+            return None
 
     def _forget_answered(self) -> None:
         old, until = [], time.monotonic() - _ANSWERED_S
@@ -210,6 +224,16 @@ class InFlight:
             old.append(self._answered.popleft()[1])
         if old:
             self.release(old)
+
+
+def _hand_on(keeper: Keeper, entries: Sequence[tuple[str, Generated]]) -> None:
+    try:
+        keeper.append(entries)
+    except Exception as error:  # noqa: BLE001 - never the caller's concern
+        counted("token_log", error)
+        # Nothing may be kept behind a hole: a request would go on from tokens it never had.
+        with harmless("token_log"):
+            keeper.end([name for name, _ in entries])
 
 
 def name_of(request: Any) -> str:
@@ -227,9 +251,12 @@ def name_of(request: Any) -> str:
 
 def fingerprint_of(request: Any) -> str:
     """Return the same text for the same question: prompt and sampling options."""
-    import msgspec  # noqa: PLC0415 - comes with vLLM
+    asked = _encode()((request.prompt_token_ids, request.sampling_params, str(request.lora_request)))
+    return hashlib.blake2b(asked, digest_size=16).hexdigest()
 
-    asked = msgspec.msgpack.encode(
-        (request.prompt_token_ids, request.sampling_params, str(request.lora_request))
-    )
-    return hashlib.sha256(asked).hexdigest()[:32]
+
+@lru_cache(maxsize=1)
+def _encode() -> Callable[[Any], bytes]:
+    from msgspec.msgpack import Encoder  # noqa: PLC0415 - comes with vLLM
+
+    return Encoder().encode
