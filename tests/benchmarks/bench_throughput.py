@@ -1,12 +1,13 @@
 """What the guard costs while nothing happens: one engine, with and without the client that heals it.
 
-One real vLLM engine on the CPU. In short alternating blocks (ABBA: with, without, without, with) the healing
-client is put in the place of vLLM's own and taken out again, so that process, core, caches and the weather
-of the machine are the same for both. Two engines side by side differ by more than what is looked for.
+One real vLLM engine on the CPU. In short alternating blocks (each arm once, then once more in the opposite
+order) the healing client is put in the place of vLLM's own and taken out again, with the token log and without
+it, so that process, core, caches and the weather of the machine are the same for all. Engines side by side
+differ by more than what is looked for.
 
-Three answers, from blunt to sharp: tokens per second (median ratio of the ABBA groups with its 95 % interval,
-from order statistics), CPU time of the owner's process per step, and the time of what the client adds,
-run by itself over recorded outputs of the engine, as a share of a step.
+Three answers, from blunt to sharp: tokens per second (median ratio of the groups with its 95 % interval, from
+order statistics), CPU time of the owner's process per step, and the time of what the client adds, run by
+itself over recorded outputs of the engine, as a share of a step.
 
 Last line JSON; ends with 1 when the promise is broken. ``python -m tests.benchmarks.bench_throughput --groups 100``
 """
@@ -26,11 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+from rich.console import Console
+from rich.progress import track
+
 from tests.engine.real import ENVIRONMENT, Owner
 
 PROMISED_LOSS = 0.01
 REQUESTS, TOKENS = 16, 64
 REPLAYS = 40
+ARMS = ("bare", "healed", "logged")  # vLLM's own client; the healing one; the healing one with a token log
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Block:
 
 
 class Bench:
-    """One engine that is guarded or bare from one block to the next."""
+    """One engine that works in one of ``ARMS`` from one block to the next."""
 
     def __init__(self, owner: Owner) -> None:
         from vllm import SamplingParams
@@ -53,6 +58,8 @@ class Bench:
         self.frontend = owner._engine_slot.engine(1.0).frontend
         self.llm = self.frontend.handle
         self.client = self.frontend.client
+        self.keepers = tuple(self.client.inflight.keepers)
+        assert self.keepers, "a token log is kept by default"
         self.params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
         self.prompts = [{"prompt_token_ids": [20 + i, 7, 90, 11]} for i in range(REQUESTS)]
         self.steps = 0
@@ -65,8 +72,10 @@ class Bench:
 
         processor.process_outputs = counted  # in both arms alike
 
-    def block(self, *, guarded: bool) -> Block:
+    def block(self, arm: str) -> Block:
+        guarded = arm != "bare"
         self.frontend.engine.engine_core = self.client if guarded else self.client.core
+        self.client.inflight.keepers[:] = self.keepers if arm == "logged" else ()
         steps, wall, process, thread = (
             self.steps,
             time.perf_counter(),
@@ -97,7 +106,7 @@ class Bench:
 
         core.get_output = recording
         try:
-            self.block(guarded=True)
+            self.block("healed")
         finally:
             del core.get_output
         return recorded
@@ -179,15 +188,22 @@ def interval(values: list[float], coverage: float = 0.95) -> tuple[float, float]
     return ordered[max(0, k - 1)], ordered[n - max(1, k)]
 
 
-def compare(groups: list[list[tuple[bool, Block]]], measure) -> dict[str, float]:
-    """Return the median over groups of (guarded / bare) of ``measure``, with its interval."""
-    ratios = []
-    for group in groups:
-        guarded = sum(measure(block) for with_guard, block in group if with_guard)
-        bare = sum(measure(block) for with_guard, block in group if not with_guard)
-        ratios.append(guarded / bare)
+def compare(groups: list[list[tuple[str, Block]]], measure, arm: str, against: str) -> dict[str, float]:
+    """Return the median over groups of ``measure`` of one arm by that of another, with its interval."""
+    ratios = [
+        sum(measure(block) for name, block in group if name == arm)
+        / sum(measure(block) for name, block in group if name == against)
+        for group in groups
+    ]
     low, high = interval(ratios)
     return {"median": round(statistics.median(ratios), 4), "low": round(low, 4), "high": round(high, 4)}
+
+
+def rotated(number: int) -> tuple[str, ...]:
+    """Return the order of the arms in a group: each arm is as often first as any other."""
+    first = number % len(ARMS)
+    order = ARMS[first:] + ARMS[:first]
+    return order + order[::-1]
 
 
 def run(count: int) -> dict:
@@ -198,34 +214,33 @@ def run(count: int) -> dict:
     owner = Owner(str(build(folder / "model", 0)), "LLM")
     owner.start_engine()
     bench = Bench(owner)
-    for warm in (True, False) * 5:
-        bench.block(guarded=warm)
-    load, groups = os.getloadavg()[0], []
-    for number in range(count):
-        first = number % 2 == 0
-        order = (first, not first, not first, first)
-        groups.append([(guarded, bench.block(guarded=guarded)) for guarded in order])
+    for arm in ARMS * 4:
+        bench.block(arm)
+    load = os.getloadavg()[0]
+    numbers = track(range(count), "Groups of blocks", console=Console(stderr=True))
+    groups = [[(arm, bench.block(arm)) for arm in rotated(number)] for number in numbers]
     outputs = bench.record()
     owner.stop_engine()
 
-    def per_step_us(measure, *, guarded):
-        blocks = [block for group in groups for with_guard, block in group if with_guard is guarded]
+    def per_step_us(measure, arm):
+        blocks = [block for group in groups for name, block in group if name == arm]
         return round(statistics.median(measure(block) / block.steps for block in blocks) * 1e6, 1)
 
-    step_us = per_step_us(lambda block: block.wall_s, guarded=False)
+    def ratio(arm, against, measure=lambda block: 1 / block.wall_s):
+        return compare(groups, measure, arm, against)
+
+    step_us = per_step_us(lambda block: block.wall_s, "bare")
     extra = {name: seconds / len(outputs) * 1e6 for name, seconds in added_s(outputs).items()}
     tokens = sum(len(output.new_token_ids) for sent in outputs for output in sent.outputs)
     return {
         "groups": count,
-        "tokens_per_s_ratio": compare(groups, lambda block: 1 / block.wall_s),
+        "tokens_per_s_ratio": ratio("logged", "bare"),
+        "token_log_ratio": ratio("logged", "healed"),
         "tokens_per_s_bare": round(REQUESTS * TOKENS / (step_us * 1e-6 * len(outputs))),
         "step_us_bare": step_us,
-        "process_cpu_us_per_step": {
-            arm: per_step_us(lambda block: block.process_s, guarded=arm == "guarded")
-            for arm in ("guarded", "bare")
-        },
-        "process_cpu_ratio": compare(groups, lambda block: block.process_s / block.steps),
-        "thread_cpu_ratio": compare(groups, lambda block: block.thread_s / block.steps),
+        "process_cpu_us_per_step": {arm: per_step_us(lambda block: block.process_s, arm) for arm in ARMS},
+        "thread_cpu_us_per_step": {arm: per_step_us(lambda block: block.thread_s, arm) for arm in ARMS},
+        "process_cpu_ratio": ratio("logged", "bare", lambda block: block.process_s / block.steps),
         "added_us_per_step": {name: round(us, 2) for name, us in extra.items()},
         "added_ns_per_token": {name: round(us * 1e3 * len(outputs) / tokens) for name, us in extra.items()},
         "added_share_of_a_step": {name: round(us / step_us, 5) for name, us in extra.items()},
@@ -243,6 +258,7 @@ def main() -> int:
     broken = (
         max(told["added_share_of_a_step"].values()) > PROMISED_LOSS
         or told["tokens_per_s_ratio"]["high"] < 1 - PROMISED_LOSS
+        or told["token_log_ratio"]["high"] < 1 - PROMISED_LOSS
     )
     return int(broken)
 

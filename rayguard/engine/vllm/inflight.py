@@ -66,7 +66,7 @@ class InFlight:
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
-        self._keepers: list[Keeper] = []
+        self.keepers: list[Keeper] = []
         self._read: dict[str, int] = {}  # internal id -> tokens that the keepers have
         self._begun: dict[str, str] = {}  # internal id -> the id by which keepers know it
         self._notes: dict[str, Note] = {}
@@ -82,7 +82,7 @@ class InFlight:
 
     def keep(self, keeper: Keeper) -> None:
         """Tell ``keeper`` of what is in flight from now on."""
-        self._keepers.append(keeper)
+        self.keepers.append(keeper)
 
     def follow(self, request_id: str, prior: Generated | None = None) -> Note:
         """Announce a request that is about to be made, with what is there of it; return its notes to come."""
@@ -122,12 +122,12 @@ class InFlight:
 
     def began(self, request: Any) -> None:
         """Note a request that has come in."""
-        if not self._keepers:
+        if not self.keepers:
             return
         name, fingerprint = name_of(request), fingerprint_of(request)
         self._begun[request.request_id] = name
         self._read[request.request_id] = 0
-        for keeper in self._keepers:
+        for keeper in self.keepers:
             with harmless("token_log"):
                 keeper.begin(name, fingerprint)
 
@@ -173,7 +173,7 @@ class InFlight:
     def release(self, names: Iterable[str]) -> None:
         """Let the keepers forget requests that were answered, or are no longer wanted."""
         names = tuple(names)
-        for keeper in self._keepers:
+        for keeper in self.keepers:
             with harmless("token_log"):
                 keeper.end(names)
 
@@ -183,7 +183,7 @@ class InFlight:
 
     def save_if_due(self, requests: Mapping[str, Any]) -> None:
         """Hand new tokens of ``requests`` to the keepers, every few steps."""
-        if not self._keepers or not self._unsaved:
+        if not self.keepers or not self._unsaved:
             return
         now = time.monotonic()
         if self._unsaved >= UNSAVED_TOKENS or now - self._saved_at >= UNSAVED_S:
@@ -199,7 +199,7 @@ class InFlight:
             if more is not None:
                 entries.append((name, more))
         if entries:
-            for keeper in self._keepers:
+            for keeper in self.keepers:
                 _hand_on(keeper, entries)
         self._forget_answered()
 

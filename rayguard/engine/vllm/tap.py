@@ -64,7 +64,8 @@ def _generated(tokens: array[int], rows: Any, width: int, versions: tuple[tuple[
 
 def _versions(starts: list[tuple[str, int]], start: int) -> tuple[tuple[str, int], ...]:
     if len(starts) == 1:  # nearly always
-        return ((starts[0][0], max(0, starts[0][1] - start)),)
+        version, first = starts[0]
+        return ((version, first - start if first > start else 0),)
     before = [version for version, first in starts if first <= start]
     later = [(version, first - start) for version, first in starts if first > start]
     return (*((before[-1], 0) for _ in before[:1]), *later)
