@@ -10,13 +10,13 @@ import heapq
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from rayguard.actors.pool.entries import NOTHING, Entry, Lost, Slot, State
+from rayguard.actors.pool.entries import Entry, Lost, Slot, State
+from rayguard.engine.generated import Generated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rayguard.actors.pool.request import Request
-    from rayguard.engine.generated import Generated
 
 _VOID = 8  # times the number of slots: places in the heap, nearly all of them void then
 
@@ -104,7 +104,7 @@ class Book:
         """Note that it begins afresh: an engine could not go on exactly, or the pool will not (``why``)."""
         entry = self._of(member, request_id)
         if entry is not None:
-            entry.generated, entry.cuts = NOTHING, ()
+            entry.generated, entry.cuts = Generated(), ()
             entry.afresh = (*entry.afresh, why) if why else entry.afresh
 
     def finished(self, member: str, request_id: str) -> Entry | None:

@@ -12,7 +12,6 @@ from rayguard.engine.generated import Generated
 if TYPE_CHECKING:
     from rayguard.actors.pool.request import Request
 
-NOTHING = Generated()
 SLOWEST = 8.0  # a slow engine's share shrinks at most this many times
 
 
@@ -35,7 +34,7 @@ class Entry:
     request: Request
     state: State = State.QUEUED
     member: str | None = None
-    generated: Generated = NOTHING
+    generated: Generated = field(default_factory=Generated)
     cuts: tuple[int, ...] = ()
     afresh: tuple[str, ...] = ()  # why tokens of it were thrown away here
     deaths: int = 0  # actors that died while it ran on them
