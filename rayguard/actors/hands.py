@@ -11,15 +11,21 @@ import gc
 import sys
 import time
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayguard.actors.leaks import free_leaks
 from rayguard.actors.tasks import Task
+from rayguard.engine.footprint import measure
 from rayguard.memory.probes.process import ProcessMemory
 from rayguard.memory.relief import Need, Relief, Tried
 from rayguard.recovery.harmless import harmless
 
+if TYPE_CHECKING:
+    from rayguard.engine.supervisor import EngineSupervisor
+    from rayguard.process.identity import ProcessId
+
 HOOK = "reduce_memory"
+LEAVE = "rayguard_leave"  # of an actor that a pool serves (``pool.member``)
 _OF_A_TASK = {
     Relief.REDUCE: "the task has ended",
     Relief.RECYCLE: "its process is Ray's, for the next task: @ray.remote(max_calls=...) has it replaced",
@@ -56,6 +62,20 @@ class Hands:
             return {}
         return {Relief.REDUCE: f"{type(self.instance).__name__} has no {HOOK}(wanted_bytes)"}
 
+    def engine_processes(self) -> tuple[ProcessId, ...]:
+        """Return the processes of the engine that this actor owns and that serves."""
+        slot = self._slot()
+        return () if slot is None else slot.processes()
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a pool has this actor's requests, and another actor for them."""
+        return bool(getattr(self.instance, "rayguard_served", False))
+
+    def ask_to_leave(self, why: str) -> None:
+        """Ask the pool to replace this actor."""
+        getattr(self.instance, LEAVE)(why)
+
     def enact(self, relief: Relief, need: Need) -> Tried:
         """Carry ``relief`` out; its own errors are logged and counted, and it then freed nothing."""
         before, began, freed = self._private(), time.monotonic(), 0
@@ -66,6 +86,8 @@ class Hands:
                 freed = free_leaks()
             elif relief is Relief.REDUCE:
                 getattr(self.instance, HOOK)(need.wanted)
+            elif relief is Relief.ENGINE:
+                freed = self._new_engine()
         freed = max(freed, before - self._private(), 0)
         now = time.monotonic()
         return Tried(relief=relief, at=now, freed=freed, took_s=now - began)
@@ -73,6 +95,18 @@ class Hands:
     def close(self) -> None:
         """Give the descriptor back."""
         self._memory.close()
+
+    def _new_engine(self) -> int:
+        slot = self._slot()
+        before = measure(self.engine_processes()).host_bytes
+        renewed = None if slot is None else slot.renew("it is replaced: its processes have grown")
+        if slot is None or renewed is None:
+            return 0  # it is being replaced anyway
+        renewed.result(slot.patience_s)
+        return before - measure(self.engine_processes()).host_bytes
+
+    def _slot(self) -> EngineSupervisor | None:
+        return getattr(self.instance, "_engine_slot", None)
 
     def _private(self) -> int:
         found = self._memory.read()

@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rayguard.actors import boundary, records, recycle, restart
+from rayguard.actors import boundary, records, recycle
 from rayguard.actors.hands import HOOKS, Hands
+from rayguard.actors.memory_aside import Aside
+from rayguard.actors.memory_story import ELSEWHERE, opened
 from rayguard.actors.tasks import Task
-from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.memory.growth import Courses
 from rayguard.memory.growth_finder import LeakFinder
 from rayguard.memory.judge import Bounds, Judge
@@ -28,7 +28,7 @@ from rayguard.memory.relief import COSTLY, ORDER, Relief, decide
 from rayguard.memory.watcher import Watcher
 from rayguard.process import recorder
 from rayguard.recovery.harmless import counted, harmless
-from rayguard.recovery.incident import Incident, Outcome
+from rayguard.recovery.incident import Outcome
 from rayguard.recovery.remedy import RECYCLED, Action, Remedy
 from rayguard.recovery.tally import TALLY
 
@@ -38,22 +38,15 @@ if TYPE_CHECKING:
     from rayguard.memory.judge import Concern, State
     from rayguard.memory.reading import Sample
     from rayguard.memory.relief import Decision, Need, Tried
+    from rayguard.recovery.incident import Incident
 
 _log = logging.getLogger("rayguard")
 _BETWEEN_LOOKS_S = 0.2  # at the ends of calls: an actor may have thousands of them a second
 _QUIET_S = 60.0  # after it was said that nothing helps
 _ASK_AGAIN_S = 5.0  # whether the process may be recycled: that asks every raylet
 _REMEMBERED = 32
-_KINDS = {
-    Quantity.STORE: Kind.OBJECT_STORE_FULL,
-    Quantity.SHM: Kind.SHM_EXHAUSTED,
-    Quantity.DISK: Kind.DISK_FULL,
-}
+_ASIDE = "a new engine waits for no call to end"
 _NOT_HERE = "what this process holds of its own is not what is short"
-_ADVICE = (
-    "see who holds what with `rayguard memory`; let go of what each step made (rayguard.object_scope), make "
-    "batches or offloading smaller, or let the actor be recycled (rayguard.MemoryPolicy)"
-)
 
 
 class MemoryGuard:
@@ -69,14 +62,16 @@ class MemoryGuard:
             horizon_s=policy.horizon_s,
             horizon_steps=policy.horizon_steps,
         )
+        self._hands = Hands(instance)
         self._watcher = Watcher(
-            probes or Probes(sources_of_an_actor()),
+            probes or Probes(sources_of_an_actor(), engines=self._hands.engine_processes),
             Judge(bounds),
             interval_s=policy.interval_s,
             failed=partial(counted, "memory watch"),
             changed=self._seen,
+            looked=self._looked,
         )
-        self._hands = Hands(instance)
+        self._aside = Aside(self._hands, policy, opened=self._opened_aside, relieved=self._watcher.relieved)
         self._courses, self._finder = Courses(), LeakFinder()
         self._growing: Growing | None = None
         self._found = ""
@@ -127,6 +122,8 @@ class MemoryGuard:
             busy = self._running > 0
         if busy or instance is not self._instance or name in HOOKS or self._policy.step not in {None, name}:
             return
+        if self._hands.pooled:  # what its pool calls are no steps, and other calls are rare
+            return
         with harmless("memory watch"):
             self._step_ended(name)
 
@@ -154,6 +151,20 @@ class MemoryGuard:
             # Looking for lines and holders costs: only for growth that will be the end of it.
             urgent = state.forecast is not None or bool(state.concerns)
             self._growing = next(iter(self._courses.growing()), None) if urgent else None
+
+    def _looked(self, state: State) -> None:
+        """Do what waits for no call to end, in the watcher's thread."""
+        if state.concerns and self._relieving.acquire(blocking=False):
+            try:
+                self._aside.looked(state)
+            finally:
+                self._relieving.release()
+
+    def _opened_aside(self, concern: Concern, relief: Relief) -> Incident:
+        """Return an incident of its own: that of calls goes on until one of them ends well."""
+        target = type(self._instance).__name__
+        told = opened(concern, target, f"in {target}", self._found)
+        return replace(told, remedy=_remedy(relief).label)
 
     def _hunt(self, state: State) -> None:
         """Find out what grows: a few steps of tracing and looking, begun once growth is proven."""
@@ -185,8 +196,9 @@ class MemoryGuard:
     def _decision(self, concern: Concern) -> Decision:
         """Decide; whether the process may be recycled is asked last, and only if it comes to that."""
         closed = self._hands.cannot()
-        if concern.quantity in _KINDS:
+        if concern.quantity in ELSEWHERE:
             closed |= dict.fromkeys(COSTLY, _NOT_HERE)
+        closed[Relief.ENGINE] = _ASIDE
         now = time.monotonic()
         decision = decide(concern.need, self._tried, closed, now)
         if decision.relief is not Relief.RECYCLE:
@@ -233,20 +245,8 @@ class MemoryGuard:
 
     def _opened(self, concern: Concern, name: str) -> Incident:
         if self._incident is None:
-            told = Incident(
-                id=uuid.uuid4().hex[:12],
-                kind=_KINDS.get(concern.quantity, Kind.HOST_OOM).value,
-                scope=Scope.PROCESS.value,
-                cause=f"{concern.why}, at the end of {type(self._instance).__name__}.{name}",
-                signature=f"memory.{'forecast' if concern.need.soon else concern.need.pressure.name.lower()}",
-                confidence=concern.forecast.confidence if concern.forecast is not None else 1.0,
-                advice=_ADVICE,
-                target=type(self._instance).__name__,
-                detected_at=time.time(),
-                detect_s=0.0,
-                notes=(self._found,) if self._found else (),
-            )
-            self._incident = records.of_life(told, restart.standing.incarnation)
+            where = f"at the end of {type(self._instance).__name__}.{name}"
+            self._incident = opened(concern, type(self._instance).__name__, where, self._found)
         return self._incident
 
     def _note(self, line: str) -> None:
@@ -287,4 +287,4 @@ def _told(sample: Sample, state: State) -> None:
     node = next((r.share for r in sample.readings if r.quantity is Quantity.NODE), None)
     recorder.record_memory(private=state.private, shared=shared, node_ratio=node, step=state.step)
     forecast_s = None if state.forecast is None else state.forecast.in_s
-    TALLY.memory_is(private=state.private, forecast_s=forecast_s)
+    TALLY.memory_is(private=state.private, engine=state.engine, forecast_s=forecast_s)

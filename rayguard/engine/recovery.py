@@ -94,11 +94,20 @@ class Recovery:
             self.state = replace(self.state, last_fault_at=state.last_fault_at)
             return
         self.state = state
-        if self._lives.engine is not None:
-            self._lives.engine.interrupt(RuntimeError("the engine is rebuilt with faster settings"))
-        self._lives.end(polite_s=self._policy.teardown_deadline_s)
-        self._go_on(Verdicts(), None)
+        self._rebuild("the engine is rebuilt with faster settings")
         self._remember()
+
+    def renew(self, why: str) -> None:
+        """Rebuild with the settings in force; what runs goes on with the new engine. Not a fault either."""
+        self._rebuild(why)
+
+    def _rebuild(self, why: str) -> None:
+        engine = self._lives.engine
+        busy = engine is not None and bool(engine.progress().running)
+        if engine is not None:
+            engine.interrupt(RuntimeError(why))
+        self._lives.end(polite_s=0.0 if busy else self._policy.teardown_deadline_s)
+        self._go_on(Verdicts(), None)
 
     def facts(self, engine: Engine | None, error: BaseException | None, silence: Silence | None) -> Fault:
         """Return what is known about a failure now."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rayguard.engine.surroundings import Surroundings
     from rayguard.engine.weights.current import Doubt, Proof
     from rayguard.faults.fault import Silence
+    from rayguard.process.identity import ProcessId
     from rayguard.recovery.policy import GuardPolicy
 
 _log = logging.getLogger("rayguard")
@@ -148,12 +149,28 @@ class EngineSupervisor:
         lower = take_back(state, self._policy, self._around.now())
         if lower is None:
             return
+        self._begin_anew(lambda: self._recovery.change(lower))
+
+    def renew(self, why: str) -> Future[None] | None:
+        """Begin to put a new engine in the place of one that serves; None where none does now.
+
+        What runs goes on with the new one, as after a fault.
+        """
+        return None if self.ready is None else self._begin_anew(lambda: self._recovery.renew(why))
+
+    def _begin_anew(self, work: Callable[[], None]) -> Future[None] | None:
         with self._lock:
             if self.final is not None or self._healing is None or not self._healing.done():
-                return
+                return None
             healed = self._healing = Future()
             self._recovery.tally.serving = False
-        self._run_aside(healed, lambda: self._recovery.change(lower), None)
+        self._run_aside(healed, work, None)
+        return healed
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        """Return the processes of the engine that serves; none while there is none."""
+        engine = self.ready
+        return () if engine is None else tuple(known.process for known in engine.processes())
 
     def status(self) -> dict[str, Any]:
         """Return what runs here, in plain types."""

@@ -24,6 +24,7 @@ _LEAST = 32 * MIB  # what a relief must be good for
 _OTHERS = (Quantity.STORE, Quantity.SHM, Quantity.DISK)
 _NAMES = {
     Quantity.PRIVATE: "the memory of this process",
+    Quantity.ENGINE: "the memory of its engine",
     Quantity.NODE: "the node's memory",
     Quantity.STORE: "Ray's object store",
     Quantity.SHM: "shared memory",
@@ -53,11 +54,12 @@ class Concern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """How a process stands. ``private``: bytes, with what its probes count to it; ``grown``: since warm."""
+    """How a process stands. ``private``: its own bytes; ``engine``: its engine's; ``grown``: since warm."""
 
     at: float = 0.0
     step: int = -1
     private: int = 0
+    engine: int = 0
     grown: int = 0
     concerns: tuple[Concern, ...] = ()
     forecast: Forecast | None = None  # the earliest that was made, within the horizon or not
@@ -68,22 +70,65 @@ class State:
         return max((concern.need.pressure for concern in self.concerns), default=Pressure.OK)
 
 
+class _Growth:
+    """How much something has grown since it was warm."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._low: int | None = None
+
+    def of(self, sample: Sample, used: int, *, steps: bool = True) -> int:
+        """Take ``used`` bytes in; return by how much that is more than the least there was."""
+        if self._began is None:
+            self._began = sample.at
+        stepped = steps and sample.step >= 0
+        warm = sample.step >= _WARM_STEPS if stepped else sample.at - self._began > _WARM_S
+        if not used or not warm:
+            return 0
+        self._low = used if self._low is None else min(self._low, used)
+        return used - self._low
+
+
+class _EngineCourse:
+    """The course of an engine's memory, which begins anew with each life of it."""
+
+    def __init__(self) -> None:
+        self.used = self.grown = 0
+        self.trend, self._growth = Trend(Quantity.ENGINE), _Growth()
+        self._life = ""
+
+    def seen(self, sample: Sample) -> Reading | None:
+        """Take in what ``sample`` says of the engine, and return that."""
+        reading = next((r for r in sample.readings if r.quantity is Quantity.ENGINE), None)
+        if reading is not None:
+            self._add(sample, reading)
+        return reading
+
+    def _add(self, sample: Sample, reading: Reading) -> None:
+        if reading.who != self._life:
+            self._life, self._growth = reading.who, _Growth()
+            self.trend.forget()
+        self.used = reading.used
+        self.grown = self._growth.of(sample, reading.used, steps=False)  # a new one is cold at any step
+        self.trend.add(sample.at, sample.step, reading.used)
+
+
 class Judge:
     """Makes ``State`` of samples. ``kills_at``: bytes of the node's use at which Ray kills, None: never."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._own, self._node = Trend(Quantity.PRIVATE), Trend(Quantity.NODE)
-        self._began: float | None = None
-        self._low: int | None = None
+        self._growth, self._engine = _Growth(), _EngineCourse()
         self._before: dict[tuple[Quantity, str], Pressure] = {}
 
     def feed(self, sample: Sample, kills_at: int | None) -> State:
         """Take a sample in and say how things stand."""
         private = sum(r.used for r in sample.readings if r.quantity is Quantity.PRIVATE)
-        grown = self._grown(sample, private)
+        grown = self._growth.of(sample, private)
         if private:
             self._own.add(sample.at, sample.step, private)
+        engine = self._engine.seen(sample)
         concerns, forecasts = [], []
         for reading in sample.readings:
             if reading.quantity is Quantity.NODE and reading.limit:
@@ -93,6 +138,10 @@ class Judge:
                 concern, forecast = self._of_node(reading, limit, private, grown)
                 concerns.append(concern)
                 forecasts.append(forecast)
+                if engine is not None:
+                    concern, forecast = self._of_engine(engine, reading, limit, grown)
+                    concerns.append(concern)
+                    forecasts.append(forecast)
             elif reading.quantity in _OTHERS:
                 concerns.append(self._full(reading, defaults(reading.quantity), grown))
         if self._bounds.process_limit:
@@ -107,6 +156,7 @@ class Judge:
             at=sample.at,
             step=sample.step,
             private=private,
+            engine=self._engine.used,
             grown=grown,
             concerns=tuple(found),
             forecast=soonest,
@@ -116,6 +166,7 @@ class Judge:
         """Forget the trend: what was given back would look like a course of its own."""
         self._own.forget()
         self._node.forget()
+        self._engine.trend.forget()
 
     def _of_node(
         self, reading: Reading, limit: int, private: int, grown: int
@@ -129,6 +180,14 @@ class Judge:
             forecast = self._node.forecast(limit)
         return concern or self._foreseen(reading, forecast, grown, limit), forecast
 
+    def _of_engine(
+        self, engine: Reading, node: Reading, limit: int, grown: int
+    ) -> tuple[Concern | None, Forecast | None]:
+        """Judge the engine by its own course: how long until it fills what is left of the node."""
+        room = max(0, limit - node.used)
+        forecast = self._engine.trend.forecast(engine.used + room)
+        return self._foreseen(engine, forecast, grown, engine.used + room), forecast
+
     def _full(self, reading: Reading, thresholds: Thresholds, grown: int) -> Concern | None:
         key = reading.quantity, reading.who
         level = self._before[key] = pressure(reading, thresholds, self._before.get(key, Pressure.OK))
@@ -139,7 +198,7 @@ class Judge:
         where = f" ({reading.who})" if reading.who else ""
         why = f"{name}{where} is {reading.used / reading.limit:.0%} full"
         return Concern(
-            quantity=reading.quantity, need=Need(pressure=level, wanted=wanted, grown=grown), why=why
+            quantity=reading.quantity, need=self._need(grown, wanted=wanted, pressure=level), why=why
         )
 
     def _foreseen(
@@ -148,8 +207,9 @@ class Judge:
         if forecast is None or not self._is_soon(forecast):
             return None
         until = forecast.slope_per_s * self._bounds.horizon_s
-        wanted = max(_LEAST, int(min(until, max(0.0, reading.used + until - limit))), grown // 2)
-        need = Need(soon=True, wanted=wanted, grown=grown)
+        least = self._engine.grown if reading.quantity is Quantity.ENGINE else grown
+        wanted = max(_LEAST, int(min(until, max(0.0, reading.used + until - limit))), least // 2)
+        need = self._need(grown, wanted=wanted, soon=True)
         return Concern(quantity=reading.quantity, need=need, why=forecast.sentence(), forecast=forecast)
 
     def _is_soon(self, forecast: Forecast) -> bool:
@@ -157,11 +217,5 @@ class Judge:
             return forecast.in_s <= self._bounds.horizon_s
         return forecast.in_steps <= self._bounds.horizon_steps
 
-    def _grown(self, sample: Sample, private: int) -> int:
-        if self._began is None:
-            self._began = sample.at
-        warm = sample.step >= _WARM_STEPS or (sample.step < 0 and sample.at - self._began > _WARM_S)
-        if not private or not warm:
-            return 0
-        self._low = private if self._low is None else min(self._low, private)
-        return private - self._low
+    def _need(self, grown: int, *, wanted: int, pressure: Pressure = Pressure.OK, soon: bool = False) -> Need:
+        return Need(pressure=pressure, soon=soon, wanted=wanted, grown=grown, engine_grown=self._engine.grown)

@@ -13,6 +13,7 @@ class Quantity(str, Enum):
     HEAP = "heap"  # of a process: what Python's own allocator handed out
     NATIVE = "native"  # of a process: private, and not Python's own
     MAPPED = "mapped"  # of a process: resident and shared, mostly pages of the object store
+    ENGINE = "engine"  # of all processes of an engine that this process owns; ``who`` names the engine's life
     NODE = "node"  # of the node, or of the cgroup that limits it: what Ray's memory monitor looks at
     STORE = "store"  # of Ray's object store on this node
     SHM = "shm"  # files in /dev/shm

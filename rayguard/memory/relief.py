@@ -29,26 +29,30 @@ class Relief(str, Enum):
     COLLECT = "collect"  # Python's garbage, malloc's free pages, torch's cache
     FREE = "free"  # leaked object references of ended scopes
     REDUCE = "reduce"  # the user's own hook: less concurrency, smaller micro-batches
+    ENGINE = "engine"  # a new engine in the place of the one this process owns; its requests go on
     RECYCLE = "recycle"  # a new process for this actor, at a step boundary
 
 
-ORDER = (Relief.COLLECT, Relief.FREE, Relief.REDUCE, Relief.RECYCLE)
-COSTLY = frozenset({Relief.REDUCE, Relief.RECYCLE})  # in work done: not before memory is nearly out
+ORDER = (Relief.COLLECT, Relief.FREE, Relief.REDUCE, Relief.ENGINE, Relief.RECYCLE)
+COSTLY = frozenset(
+    {Relief.REDUCE, Relief.ENGINE, Relief.RECYCLE}
+)  # in work done: not before memory is nearly out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
     """Why relief is needed, and how much.
 
-    ``wanted``: bytes that must come back to be out of danger. ``grown``: bytes that this process and those
-    it started have taken since it was warm: all that its recycling can be hoped to give back. ``soon``: a
-    forecast says that it runs out within the policy's horizon.
+    ``wanted``: bytes that must come back to be out of danger. ``grown``: bytes that this process has taken
+    since it was warm: all that its recycling can be hoped to give back; ``engine_grown``: the same of the
+    engine that it owns. ``soon``: a forecast says that it runs out within the policy's horizon.
     """
 
     pressure: Pressure = Pressure.OK
     soon: bool = False
     wanted: int = 0
     grown: int = 0
+    engine_grown: int = 0
 
     @property
     def any(self) -> bool:
@@ -97,7 +101,8 @@ def decide(need: Need, tried: Sequence[Tried], cannot: Mapping[Relief, str], now
         why = cannot.get(relief) or _useless(relief, need, tried, now)
         if not why:
             return Decision(relief)
-        refused.append(f"{relief.value}: {why}")
+        if relief is not Relief.ENGINE or need.engine_grown:
+            refused.append(f"{relief.value}: {why}")
     return Decision(Relief.NONE, "; ".join(refused))
 
 
@@ -110,4 +115,6 @@ def _useless(relief: Relief, need: Need, tried: Sequence[Tried], now: float) -> 
     worth = max(_WORTH_BYTES, need.wanted * _WORTH)
     if relief is Relief.RECYCLE and need.grown < worth:
         return f"this process has grown by {need.grown / MIB:.0f} MiB only; others hold the rest"
+    if relief is Relief.ENGINE and need.engine_grown < max(worth, need.grown):
+        return f"the engine has grown by {need.engine_grown / MIB:.0f} MiB only"
     return ""

@@ -27,6 +27,8 @@ _CLOSE_S = 5.0
 class Watcher:
     """One process's watcher. ``changed`` gets each state, in the thread that looked; it must be quick.
 
+    ``looked`` gets what the watcher's own thread saw, between two looks; it may take its time.
+
     A fork takes the object along but not the thread: the child watches nothing.
     """
 
@@ -38,11 +40,13 @@ class Watcher:
         interval_s: float,
         failed: Callable[[Exception], None],
         changed: Callable[[Sample, State], None] = lambda _sample, _state: None,
+        looked: Callable[[State], None] = lambda _state: None,
     ) -> None:
         self.state = State()
         self.step = -1
         self._probes, self._judge = probes, judge
         self._interval_s, self._failed, self._changed = interval_s, failed, changed
+        self._looked = looked
         self._stop = threading.Event()
         self._lock = threading.Lock()  # over judge and probes
         self._limit_at = float("-inf")
@@ -90,7 +94,7 @@ class Watcher:
             now = time.monotonic()
             full = now - full_at >= _FULL_S
             full_at = now if full else full_at
-            self.look(full=full)
+            self._looked(self.look(full=full))
 
     def _look(self, *, full: bool) -> None:
         if self._stop.is_set():

@@ -152,6 +152,13 @@ INSTRUMENTS: tuple[Instrument[Tally], ...] = (
         read=lambda tally: [((), tally.memory_bytes)],
     ),
     Instrument(
+        name="rayguard_engine_memory_bytes",
+        type=MetricType.GAUGE,
+        help="Private memory of the processes of this process's engine; absent without one.",
+        unit="bytes",
+        read=lambda tally: [((), tally.engine_memory_bytes)] if tally.engine_memory_bytes else [],
+    ),
+    Instrument(
         name="rayguard_memory_forecast_seconds",
         type=MetricType.GAUGE,
         help="Until memory runs out, by forecast; absent while nothing is foreseen.",
@@ -161,7 +168,7 @@ INSTRUMENTS: tuple[Instrument[Tally], ...] = (
     Instrument(
         name="rayguard_memory_reliefs_total",
         type=MetricType.COUNTER,
-        help="Reliefs of memory, by kind: collect, free, reduce, recycle.",
+        help="Reliefs of memory, by kind: collect, free, reduce, engine, recycle.",
         labels=("relief",),
         unit="reliefs",
         read=lambda tally: [((name,), number) for name, number in tally.reliefs.items()],
@@ -219,7 +226,7 @@ in its code. Where the port is taken, any free one is used instead; `rayguard st
 _TAIL = """
 Label values are bounded: `kind`, `scope` and `outcome` come from fixed lists, `remedy` is an action and at
 most one safe setting, `engine` and `target` are names given by your code, `piece` is a part of rayguard,
-`relief` one of four ways to give memory back.
+`relief` one of five ways to give memory back.
 `pool` is `RolloutPool(<your class>)`; pools of one class in one process are added up. `state`, `reason` and
 the outcomes of pools come from fixed lists; the `kind` of what cut a request may also be `drained` (its actor
 was dismissed before it was done) and `retried` (its actor lives and could not answer it).

@@ -27,7 +27,8 @@ class MemoryPolicy:
     ``recycle``: how a growing process may be replaced at the end of a call. ``"state"``: only if its class
     has ``state_dict()`` and ``load_state_dict(state)``, by which its state moves to the next process.
     ``"stateless"``: it has no state but what ``__init__`` makes. None: never.
-    ``recycle_budget``: how often that may happen.
+    ``recycle_budget``: how often that may happen; and, counted apart, how often its engine may be replaced
+    by a new one because it has grown.
     ``step``: name of the method whose end is a step; by default the end of every call.
     ``interval_s``: seconds between two looks at memory.
     """

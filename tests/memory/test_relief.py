@@ -7,7 +7,7 @@ import pytest
 from rayguard.memory.pressure import Pressure
 from rayguard.memory.relief import AGAIN_S, MIB, ORDER, Decision, Need, Relief, Tried, decide
 
-SHORT = Need(pressure=Pressure.HARD, wanted=400 * MIB, grown=600 * MIB)
+SHORT = Need(pressure=Pressure.HARD, wanted=400 * MIB, grown=600 * MIB, engine_grown=600 * MIB)
 ALL: dict[Relief, str] = {}
 
 
@@ -59,7 +59,7 @@ def test_only_the_last_attempt_counts():
 
 
 def test_what_is_not_open_is_passed_over():
-    cannot = {Relief.FREE: "nothing leaked", Relief.REDUCE: "no hook"}
+    cannot = {Relief.FREE: "nothing leaked", Relief.REDUCE: "no hook", Relief.ENGINE: "a new one"}
     assert decide(SHORT, failed(Relief.COLLECT), cannot, 101.0).relief is Relief.RECYCLE
 
 
@@ -73,10 +73,25 @@ def test_a_process_that_did_not_grow_is_not_recycled():
 
 def test_it_says_why_each_relief_is_out():
     """In the order in which they would have come."""
-    cannot = {Relief.REDUCE: "the class has no reduce_memory", Relief.RECYCLE: "its state would be lost"}
+    cannot = {
+        Relief.REDUCE: "the class has no reduce_memory",
+        Relief.ENGINE: "it is a new one",
+        Relief.RECYCLE: "its state would be lost",
+    }
     told = decide(SHORT, failed(Relief.COLLECT, Relief.FREE), cannot, 101.0)
     assert told.relief is Relief.NONE
     assert told.reason == (
         "collect: freed only 10 of 400 MiB; free: freed only 10 of 400 MiB; "
-        "reduce: the class has no reduce_memory; recycle: its state would be lost"
+        "reduce: the class has no reduce_memory; engine: it is a new one; recycle: its state would be lost"
     )
+
+
+def test_a_new_engine_is_made_only_where_the_engine_has_grown_most():
+    """A leak of the actor's own would go on beside it; where there is no engine nothing is said of one."""
+    tried = failed(*ORDER[:3])
+    little = Need(pressure=Pressure.HARD, wanted=400 * MIB, grown=600 * MIB, engine_grown=500 * MIB)
+    assert decide(little, tried, ALL, 101.0).relief is Relief.RECYCLE
+    told = decide(Need(pressure=Pressure.HARD, wanted=400 * MIB, engine_grown=40 * MIB), tried, ALL, 101.0)
+    assert "the engine has grown by 40 MiB only" in told.reason
+    none = decide(Need(pressure=Pressure.HARD, wanted=400 * MIB), tried, ALL, 101.0)
+    assert "engine" not in none.reason

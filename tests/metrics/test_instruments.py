@@ -51,7 +51,7 @@ def test_each_reads_its_own_labels(instrument):
     tally.guard_error("journal")
     tally.incidents["k", "s", "r", "o"] += 1
     tally.relieved("collect", 5)
-    tally.memory_is(private=9, forecast_s=30.0)
+    tally.memory_is(private=9, engine=7, forecast_s=30.0)
     _check(instrument, tally)
 
 

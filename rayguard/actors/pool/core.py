@@ -149,6 +149,8 @@ class PoolCore:
             self._pace.see(name, report.at_s, report.tokens, len(slot.running))
         if report.weight_version:
             self.versions.seen(name, report.weight_version)
+        if report.leaving and name not in self.draining:
+            self.spawn(self.crew.relieve(name, report.leaving))
         if events:
             self.pump()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rayguard.actors.pool.connection import Connection
 from rayguard.actors.pool.replacement import Enough, Place, decide, names_of, said
-from rayguard.errors import GaveUpError
+from rayguard.errors import GaveUpError, RayguardError
 from rayguard.metrics.pool_tally import DRAINED, Hire
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rayguard.actors.pool.staff import Staff
 
 _log = logging.getLogger("rayguard")
+_RELIEF_S = 30.0  # for an actor whose memory runs out: what it has not done by then goes on elsewhere
 _ADVICE = "read `rayguard incidents` and the actors' logs; then make the pool anew"
 
 
@@ -41,8 +42,10 @@ class Crew:
         self._staff = staff
         self._budget = policy.replace
         self._hello_s = policy.start_s
+        self._drain_s = min(policy.drain_s, _RELIEF_S)
         self._places: dict[str, Place] = {}
         self._awaited: dict[str, asyncio.TimerHandle] = {}
+        self._kept: set[str] = set()  # asked to be replaced, and were not
         self._hired = 0
         self._last: tuple[str, BaseException] | None = None
 
@@ -179,6 +182,23 @@ class Crew:
         self._staff.dismiss(name)
         if self.lost and self._last is not None:
             self._end_without_anybody(*self._last)
+
+    async def relieve(self, name: str, why: str) -> None:
+        """Replace an actor that asks for it. It goes before the next one comes: its memory is short."""
+        place, error = self._places.get(name), RayguardError(why)
+        if place is None or name in self.draining or name in self._kept:
+            return
+        verdict = decide(place, names_of(error), self._budget, time.monotonic(), proven=self.proven)
+        if isinstance(verdict, Enough):  # one that is short is better than none
+            self._kept.add(name)
+            _log.error("rayguard: %s asks to be replaced (%s) and is not: %s", name, why, verdict.why)
+            return
+        _log.warning("rayguard: %s is replaced, as it asks: %s", name, why)
+        self.causes[name] = why
+        self._awaited[name] = asyncio.get_running_loop().call_later(self._drain_s * 2, lambda: None)
+        await self.dismiss(name, self._drain_s)
+        if self._awaited.pop(name, None) is not None and self._core.final is None:
+            self._fill(name, place, error)
 
     def close(self) -> None:
         """End all."""

@@ -74,6 +74,17 @@ class PoolMember(RolloutMixin):
         self._life(session)
         return self._slot().proof
 
+    @property
+    def rayguard_served(self) -> bool:
+        """Whether a pool said hello to this process."""
+        return self._serving is not None
+
+    @leave
+    def rayguard_leave(self, why: str) -> None:
+        """Ask the pool to replace this actor; from any thread. Its requests go on elsewhere."""
+        if self._serving is not None:
+            self._serving.leaving = why
+
     def _life(self, session: str) -> Serving:
         serving = self._serving
         if serving is None or serving.session != session:
@@ -86,6 +97,7 @@ class Serving:
 
     def __init__(self, owner: RolloutMixin) -> None:
         self.session = uuid.uuid4().hex
+        self.leaving = ""  # why this actor asks to be replaced
         self._owner = owner
         self._outbox = Outbox()
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -142,6 +154,7 @@ class Serving:
             serving=status["serving"],
             at_s=time.monotonic(),
             tokens=status["tokens_generated"],
+            leaving=self.leaving,
             status={name: status[name] for name in ("epoch", "rung", "settings", "restarts", "pids")},
         )
 

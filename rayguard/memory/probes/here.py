@@ -141,11 +141,13 @@ class Probes:
         )
 
     def _tree(self) -> Readings:
-        members = self.sources.tree.read() if self.sources.tree is not None else {}
-        return tuple(
-            Reading(quantity=Quantity.PRIVATE, used=found.private, who="engine", pid=member.pid)
-            for member, found in members.items()
-        )
+        tree = self.sources.tree
+        members = tree.read() if tree is not None else {}
+        if tree is None or not members:
+            return ()
+        used = sum(found.private for found in members.values())
+        roots = ", ".join(str(root.pid) for root in tree.roots)
+        return (Reading(quantity=Quantity.ENGINE, used=used, who=f"processes {roots}"),)
 
     def _node(self) -> Readings:
         node, own = self.sources.node.read(), self.sources.node.own_cgroup()

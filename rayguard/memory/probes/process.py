@@ -163,6 +163,11 @@ class TreeMemory:
         return {member: found for member, found in readings.items() if found is not None}
 
     @property
+    def roots(self) -> tuple[ProcessId, ...]:
+        """Whose members they are, as of the last look."""
+        return self._from
+
+    @property
     def members(self) -> tuple[ProcessId, ...]:
         """Those found at the last look, alive or not."""
         return tuple(self._members)

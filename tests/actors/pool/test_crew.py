@@ -9,7 +9,7 @@ import time
 import pytest
 
 from rayguard import errors
-from rayguard.actors.pool import replacement
+from rayguard.actors.pool import crew, replacement
 from rayguard.actors.pool.policy import PoolPolicy
 from rayguard.actors.pool.pool import RolloutPool
 from rayguard.recovery.budget import RestartBudget
@@ -278,3 +278,65 @@ def test_a_policy_that_means_nothing_is_refused():
     """A number is no budget."""
     with pytest.raises(errors.ConfigError, match="RestartBudget"):
         PoolPolicy(replace=3)
+
+
+def asks_to_leave(play, name, why="its memory runs out"):
+    play.on_loop(lambda: setattr(play.members[name], "leaving", why))
+
+
+def test_an_actor_that_asks_for_it_is_replaced_and_nothing_is_lost(stage, monkeypatch):
+    """What it has not done in time goes on elsewhere from its tokens; the next one comes when it has gone."""
+    monkeypatch.setattr(crew, "_RELIEF_S", 0.05)
+    play = stage(**SLOW)
+    futures = [play.pool.submit(prompt, LONG) for prompt in PROMPTS]
+    play.working("rollout-0")
+    asks_to_leave(play, "rollout-0")
+    until_there(play, "rollout-1", "rollout-2")
+    answers = [future.result(20) for future in futures]
+    play.right(answers, PROMPTS, LONG)
+    assert any(s.cuts for generation in answers for s in generation.samples), "it had begun some"
+    status = play.pool.status()
+    assert (status["replaced"], status["lost"]) == (1, 0)
+    assert sorted(play.pool.handles) == ["rollout-1", "rollout-2"]
+    assert play.staff.dismissed == ["rollout-0"]
+
+
+def test_the_only_actor_may_leave_and_its_requests_wait(stage, monkeypatch):
+    monkeypatch.setattr(crew, "_RELIEF_S", 0.05)
+    play = stage(engines=1, **SLOW)
+    futures = [play.pool.submit(prompt, LONG) for prompt in PROMPTS]
+    play.working("rollout-0")
+    asks_to_leave(play, "rollout-0")
+    play.right([future.result(20) for future in futures], PROMPTS, LONG)
+    assert sorted(play.pool.handles) == ["rollout-1"]
+
+
+def test_who_leaves_again_and_again_spends_the_budget_of_its_place(stage, soon, monkeypatch, caplog):
+    """A policy that would recycle for ever: the last one stays, and is told to."""
+    monkeypatch.setattr(crew, "_RELIEF_S", 0.05)
+    budget = RestartBudget(max_restarts=2, within_s=3600.0)
+    play = stage(policy=PoolPolicy(progress=False, replace=budget))
+    for name in ("rollout-0", "rollout-2"):
+        until_there(play, name)
+        asks_to_leave(play, name)
+        play.until(lambda gone=name: gone not in play.core.connections)
+    until_there(play, "rollout-3")
+    with caplog.at_level(logging.ERROR, "rayguard"):
+        asks_to_leave(play, "rollout-3")
+        play.right(play.pool.generate(PROMPTS), PROMPTS)
+        play.until(lambda: "rollout-3" in play.core.crew._kept)
+    assert sorted(play.pool.handles) == ["rollout-1", "rollout-3"], "one that is short is better than none"
+    assert caplog.text.count("2 replacements within 3600 s did not last") == 1
+
+
+def test_a_pool_made_smaller_while_one_leaves_hires_nobody_for_it(stage, monkeypatch):
+    monkeypatch.setattr(crew, "_RELIEF_S", 0.5)
+    play = stage(**SLOW)
+    futures = [play.pool.submit(prompt, LONG) for prompt in PROMPTS]
+    play.working("rollout-0")
+    asks_to_leave(play, "rollout-0")
+    play.until(lambda: "rollout-0" in play.core.draining)
+    play.pool.resize(1)
+    play.right([future.result(20) for future in futures], PROMPTS, LONG)
+    play.until(lambda: sorted(play.core.connections) == ["rollout-1"])
+    assert play.pool.status()["replaced"] == 0

@@ -34,6 +34,7 @@ SAMPLING = {
 }
 
 
+@rayguard.guard(memory=rayguard.MemoryPolicy(process_limit=3 << 30))  # each holds about 1 GiB
 class Rollout(rayguard.RolloutMixin):
     """All that a user writes."""
 
@@ -44,6 +45,10 @@ class Rollout(rayguard.RolloutMixin):
     def weights(self):
         version = self.current.read_text()
         return rayguard.Weights(version, path=str(self.current.parent / version / "model.safetensors"))
+
+    def hoard(self, gib):
+        """Leak."""
+        self.hoarded = bytearray(b"x") * (gib << 30)
 
     def spoil_next(self, factor):
         """Damage the weights that are pushed next, behind their receipt."""
@@ -159,6 +164,25 @@ def test_an_actor_that_is_frozen_is_replaced(pool):
     assert strike.struck, "the fault must have fired"
     assert said(batch) == wanted
     assert pool.wait_ready(timeout_s=300) == 2
+
+
+def test_an_actor_whose_memory_runs_out_is_replaced_by_its_pool(pool):
+    """It asks for that itself; it always has calls, so that no end of one is a time to end its process."""
+    import ray
+
+    pool.wait_ready(timeout_s=300)
+    wanted, before = said(pool.generate(PROMPTS, SAMPLING)), len(incidents())
+    ray.get(pool.handles["rollout-1"].hoard.remote(3), timeout=60)
+    until = time.monotonic() + 120
+    while "rollout-1" in pool.handles:
+        assert said(pool.generate(PROMPTS, SAMPLING)) == wanted
+        assert time.monotonic() < until, incidents()[before:]
+    assert pool.wait_ready(timeout_s=300) == 2
+    assert said(pool.generate(PROMPTS, SAMPLING)) == wanted
+    assert pool.status()["replaced"] == 1
+    (told,) = incidents()[before:]
+    assert (told.kind, told.outcome) == ("host_oom", Outcome.RECOVERED)
+    assert "its pool was asked to replace this actor" in told.notes[-1]
 
 
 def test_what_vllm_would_choke_on_is_refused_at_the_door(pool):

@@ -1,0 +1,106 @@
+"""Reliefs that wait for no call to end: a new engine, and an actor that asks its pool to be replaced.
+
+They are carried out in the watcher's own thread. What needs the end of a call is in
+``rayguard.actors.memory``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rayguard.actors import records
+from rayguard.memory.reading import Quantity
+from rayguard.memory.relief import Relief, decide
+from rayguard.process import recorder
+from rayguard.recovery.harmless import harmless
+from rayguard.recovery.incident import Outcome
+from rayguard.recovery.tally import TALLY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rayguard.actors.hands import Hands
+    from rayguard.memory.judge import Concern, State
+    from rayguard.memory.relief import Tried
+    from rayguard.recovery.incident import Incident
+    from rayguard.recovery.memory_policy import MemoryPolicy
+
+_log = logging.getLogger("rayguard")
+_OURS = frozenset({Quantity.PRIVATE, Quantity.ENGINE, Quantity.NODE})
+_AT_AN_END = "that is for the end of a call"
+_OF_THE_ENGINE = "that is for the memory of this process"
+
+
+class Aside:
+    """Acts on what the watcher saw, for one process. ``opened`` makes an incident of a concern."""
+
+    def __init__(
+        self,
+        hands: Hands,
+        policy: MemoryPolicy,
+        *,
+        opened: Callable[[Concern, Relief], Incident],
+        relieved: Callable[[], State],
+    ) -> None:
+        self._hands, self._policy = hands, policy
+        self._opened, self._relieved = opened, relieved
+        self._tried: list[Tried] = []
+        self._renewed: tuple[float, ...] = ()
+        self._asked = False
+
+    def looked(self, state: State) -> None:
+        """Do what can be done beside calls; its own errors are logged and counted."""
+        with harmless("memory watch"):
+            for concern in state.concerns:
+                if concern.quantity in _OURS and self._relieve(concern):
+                    return
+
+    def _relieve(self, concern: Concern) -> bool:
+        """Say whether something was done; then the watch looks again before anything else is."""
+        now = time.monotonic()
+        relief = decide(concern.need, self._tried, self._closed(concern), now).relief
+        if relief is Relief.NONE:
+            return False
+        if relief is Relief.RECYCLE:
+            self._leave(concern)
+            return True
+        incident = self._opened(concern, relief) if relief is Relief.ENGINE else None
+        if relief is Relief.ENGINE:
+            self._renewed = (*self._policy.recycle_budget.recent(self._renewed, now), now)
+        done = self._hands.enact(relief, concern.need)
+        self._tried = [*self._tried, done][-len(Relief) :]
+        TALLY.relieved(relief.value, done.freed)
+        recorder.record_event(f"memory: {done}")
+        if incident is not None:
+            _log.warning("rayguard: %s: %s", concern.why, done)
+            _record(incident, str(done), Outcome.RECOVERED if done.freed else Outcome.FAILED)
+        self._relieved()
+        return True
+
+    def _closed(self, concern: Concern) -> dict[Relief, str]:
+        closed = dict.fromkeys((Relief.FREE, Relief.REDUCE), _AT_AN_END)
+        if concern.quantity is Quantity.ENGINE:
+            closed[Relief.COLLECT] = _OF_THE_ENGINE
+        if not self._hands.pooled:
+            closed |= dict.fromkeys((Relief.COLLECT, Relief.RECYCLE), _AT_AN_END)
+        elif self._asked:
+            closed[Relief.RECYCLE] = "its pool knows"
+        budget = self._policy.recycle_budget
+        if not budget.allows(self._renewed, time.monotonic()):
+            closed[Relief.ENGINE] = f"there were {budget.max_restarts} within {budget.within_s:.0f} s already"
+        return closed
+
+    def _leave(self, concern: Concern) -> None:
+        self._asked = True
+        self._hands.ask_to_leave(concern.why)
+        TALLY.relieved(Relief.RECYCLE.value, 0)
+        note = "its pool was asked to replace this actor; its requests go on elsewhere"
+        _record(self._opened(concern, Relief.RECYCLE), note, Outcome.RECOVERED)
+
+
+def _record(incident: Incident, note: str, outcome: Outcome) -> None:
+    told = replace(incident, notes=(*incident.notes, note))
+    records.record(records.closed(told, outcome, served=outcome is Outcome.RECOVERED))
