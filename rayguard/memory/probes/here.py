@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rayguard.process.identity import ProcessId
 
 _LOG = logging.getLogger("rayguard")
+_FAMILY_S = 60.0  # for children that an engine's processes may have: their roots are known
 _DRIVER = "/dev/nvidiactl"
 _SHM = "/dev/shm"  # noqa: S108 - looked at, not written to
 
@@ -64,7 +65,7 @@ class Probes:
     ) -> None:
         self.sources = sources or sources_here()
         if engines is not None:
-            self.sources.tree = TreeMemory(engines)
+            self.sources.tree = TreeMemory(engines, again_s=_FAMILY_S)
         self._clock = clock
         self._said: set[str] = set()
         self._more = dict(more or {})
