@@ -13,12 +13,10 @@ import weakref
 from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rayguard.objects.ledger import Ledger, Opened
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from rayguard.swallow import Swallow
 
 log = logging.getLogger("rayguard")
 
@@ -112,21 +110,10 @@ def current() -> Live | None:
     return live
 
 
-class quietly:  # noqa: N801 - reads as a statement: ``with quietly("ledger"):``
-    """Run a piece of rayguard beside a user's call: its own errors are counted and logged, never raised."""
+class quietly(Swallow):  # noqa: N801 - reads as a statement: ``with quietly("ledger"):``
+    """Run a piece of rayguard beside a user's call: its own errors are logged and counted, never raised."""
 
-    def __init__(self, piece: str) -> None:
-        self._piece = piece
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _tb: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, Exception):
-            return False
+    def count(self, piece: str) -> None:
+        """Count it with the references' totals."""
         with HOLDINGS.lock:
-            HOLDINGS.totals.errors[self._piece] += 1
-        log.warning("rayguard's %s failed; the user's call goes on without it", self._piece, exc_info=error)
-        return True
+            HOLDINGS.totals.errors[piece] += 1
