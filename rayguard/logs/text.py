@@ -28,6 +28,11 @@ MAX_PROCESSES = 4_096
 _MIN_WIDTH = 60  # of a terminal that breaks lines
 _WRAP_CHARS = 200  # looked at on either side of a break
 _NAMES = re.compile(r"[A-Za-z_][\w.]{0,160}(?:Error|Exception|Timeout|Interrupt)\b")
+# Source code that stands between frames: the names in it are not what was raised.
+_SOURCE_CODE = re.compile(
+    r"^[\s|>]{0,20}(?:(?:el)?if |except\b|from [\w.]{1,80} import |import |class \w|def \w"
+    r"|(?:assert |return )?isinstance\()"
+)
 _ENGINE = re.compile(r"EngineCore|\bengine_core\b")
 _WORKER = re.compile(
     r"VllmWorker|Worker_(?:TP|DP|PP)|WorkerProc|RayWorkerWrapper|RayWorkerVllm|multiproc_worker|ModelRunner"
@@ -122,7 +127,8 @@ def of_line(line: Line) -> Witness:
     """Return the fact of one line."""
     said = clean(line.text, MAX_TEXT_CHARS)
     text = without_boilerplate(said)
-    names = frozenset().union(*(names_of(name) for name in _NAMES.findall(text)[:8]))
+    named = [] if _SOURCE_CODE.match(text) else _NAMES.findall(text)[:8]
+    names = frozenset().union(*(names_of(name) for name in named))
     return Witness(
         source=Source.LOG,
         quote=cut(said),

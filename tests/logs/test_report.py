@@ -130,3 +130,14 @@ def _seconds(text):
     began = time.process_time()
     diagnose_text(text)
     return time.process_time() - began
+
+
+def test_a_name_in_source_code_is_not_what_was_raised():
+    """Pytest prints the code round the line that raised."""
+    found = diagnose_text("""\
+    if isinstance(value, ray.exceptions.ObjectLostError):
+        worker.dump()
+>   raise value
+E       ray.exceptions.RuntimeEnvSetupError: Failed to setup runtime environment.
+""")
+    assert found.diagnosis.kind is Kind.RUNTIME_ENV_FAILED

@@ -22,6 +22,7 @@ _REPEATED = re.compile(
     r"\s?\[repeated (\d{1,9})x across cluster\](?: \(Ray deduplicates logs[^\n]{0,300})?\s?$"
 )
 _QUOTED = re.compile(r"^>{1,4} (?:- )?\S")
+_PYTEST = re.compile(r"^\s{0,8}(?:\|\s{1,8})?E {7}(?=\s{0,80}\S)")  # what pytest says of an error
 _PROGRESS = re.compile(r"\d{1,3}%\||it/s\]|s/it\]")
 _BY_LETTER = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "C": "CRITICAL"}
 _MILD = frozenset({"WARNING", "WARN", "INFO", "DEBUG", "TRACE", "Warning", "Info"})
@@ -96,6 +97,8 @@ def _unquoted(text: str) -> str:
     """Take off the marks of a quotation and of a box that a program drew around a log line."""
     if text[:1] == ">":
         return text.lstrip("> -") if _QUOTED.match(text) else text
+    if "E       " in text[:24]:
+        text = _PYTEST.sub("", text)
     inner = text.strip("│").strip() if text[:1] in "│ " else ""
     return inner if inner and inner[:1] not in "[(" and prefix(inner) is not None else text
 

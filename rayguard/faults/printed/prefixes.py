@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-_DATE = r"(?:\d{4}[-/]\d{2}[-/]\d{2}|\d{2}[-/]\d{2})"
+_DATE = r"(?:\d{4}[-/]\d{2}[-/]\d{2}|\d{2}[-/]\d{2}|20\d{6})"
 _TIME = r"\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?"
-_STAMP = rf"(?:{_DATE}[T ]{_TIME}(?:Z|[+-]\d{{2}}:?\d{{2}})?|{_TIME})"
+_STAMP = rf"(?:{_DATE}[T -]{_TIME}(?:Z|[+-]\d{{2}}:?\d{{2}})?|{_TIME})"
 _LEVEL = r"(?:CRITICAL|EXCEPTION|FATAL|ERROR|WARNING|WARN|INFO|DEBUG|TRACE|Error|Warning|Info)"
 _SOURCE = r"[\w./+-]{1,80}\.(?:py|cc|cpp|h|hpp|cu|c|go|rs):\d{1,6}"
 _MACHINE = r"(?:node|gpu|host|worker|ip|dgx|hgx|cn|nid|n|g|h)-?\d[\w.\-]{0,60}"
@@ -67,7 +67,10 @@ _FORMS = (
         rf"{_STAMP}\s{{1,4}}(?:-\s)?(?:(?P<source>[\w.]{{1,80}})\s-\s)?(?P<level>{_LEVEL})\s{{1,8}}"
         rf"(?P<source2>{_SOURCE})?(?:\s?(?:--|-|:)\s)?"
     ),
+    rf"{_STAMP}\s{{1,4}}(?P<source>[A-Za-z][\w.]{{1,60}})\s(?P<level>{_LEVEL}):\s",
     rf"{_STAMP}\s{{1,4}}\[(?P<level>{_LEVEL})\]\s?",
+    # a log that was exported as a table
+    rf"\"{_STAMP}\"\s?",
     # a service that puts its clock before the lines of another program: "2025-01-01 00:00:00.123  >> "
     rf"{_STAMP}\s{{1,4}}(?:>>|::|=>)\s{{1,2}}(?=\S|  )",
     # transformers as in "[INFO|trainer.py:123] 2024-01-01 00:00:00,000 >> "; deepspeed
@@ -78,6 +81,8 @@ _FORMS = (
         rf"[A-Z][a-z]{{2}}\s{{1,2}}\d{{1,2}} {_TIME} (?P<who>[\w.\-]{{1,80}}) "
         r"(?P<source>[\w.\-/]{1,60}(?:\[\d{1,9}\])?): ?"
     ),
+    # dmesg -T: "[Thu Mar 20 21:01:25 2025] "
+    rf"\[[^\]\[]{{3,24}} {_TIME} \d{{4}}\]\s",
     r"\[\s{0,8}\d{1,9}\.\d{6}\](?:\[\s?[TC]\d{1,9}\])?\s?",
     rf"(?P<level>{_LEVEL}):(?P<source>[\w.]{{1,80}}):",
     rf"\[(?P<level>{_LEVEL})\]:?\s",
@@ -86,7 +91,7 @@ _FORMS = (
     rf"{_STAMP}(?:\s-)?\s",
 )
 _WIDEST_NAME = 84  # of a service and what pads it, before the bar of docker compose
-_STARTS = frozenset("[(ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789hginwdc")
+_STARTS = frozenset('[("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789hginwdc')
 
 
 def prefix(text: str) -> re.Match[str] | None:

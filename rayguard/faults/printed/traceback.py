@@ -29,6 +29,10 @@ _BOXED_CODE = re.compile(r"^❱\s{0,4}\d{1,9}\s{0,4}[│|]?\s{0,80}(.{0,400})$")
 # As a notebook prints it: "File ~/a.py:53, in f(x)", before IPython 8 "~/a.py in f(x)", then "--> 53 code".
 _CELL_FRAME = re.compile(r"^(?:File )?(\S{1,400}\.py):(\d{1,9}),? in (\w[\w.<>]{0,200})")
 _OLD_CELL_FRAME = re.compile(r"^(\S{1,400}\.py) in (\w[\w.<>]{0,200})\(")
+_LINK = re.compile(r"^\[(/[^\]\s]{1,400}\.py)\]\(https?://[^)\s]{1,200}\)")  # as Colab writes a file's name
+# A notebook names the type in front: "RuntimeError      Traceback (most recent call last)".
+_HEAD_TYPE = re.compile(r"^([A-Za-z_][\w.]{0,160})\s{4,80}Traceback \(most recent")
+_MODULE = "<module>"
 _CELL_CODE = re.compile(r"^-{2,5}> (\d{1,9}) (.{0,400})$")
 _MARKS = re.compile(  # carets, what was left out, a notebook's lines round the one that raised
     r"^[\s|]*[\^~\s]+$|^\s*\.\.\.<\d{1,6} lines>\.\.\.$"
@@ -47,8 +51,9 @@ _TYPED = re.compile(
 )
 _AFTER_FRAMES = re.compile(rf"^({_NAME})(\({_NAME}\))?: (.*)$|^({_NAME}{_ENDINGS})$")
 _RAISE = re.compile(
-    r"^raise ((?:\w{1,80}\.){0,8}_{0,2}[A-Z]\w{0,160})\b(?!\.)\(?(.{0,400})"
+    r"^raise ((?:\w{1,80}\.){0,8}_{0,2}[A-Z]\w{0,160})\b(?!\.)(\(| from )?(.{0,400})"
 )  # a class, not `raise value`
+_WHOLE_NAME = re.compile(rf"{_ENDINGS}$")
 # What Python itself says with one type only: it names the type where that was cut off.
 _SAID_BY = {
     name: re.compile(form)
@@ -107,6 +112,7 @@ class TracebackReader:
     _message: list[str] = field(default_factory=list)
     _at: Line | None = None  # the line that names the type; the last frame's until it is seen
     _said: str = ""  # the line after the frames, which may be a message without its type
+    _named: str = ""  # the type that the head names
     _others: int = 0
     _wants_code: bool = False
     _ignored: bool = False  # Python said "Exception ignored in", of a destructor
@@ -124,7 +130,9 @@ class TracebackReader:
             ignored = self._ignored and self._at is None
             done = self.end()
             self._open, self._at, self._ignored = True, line, ignored
-            return head == 0 or text[:head].isspace(), done
+            named = _HEAD_TYPE.match(text)
+            self._named = "" if named is None else named[1]
+            return named is not None or head == 0 or text[:head].isspace(), done
         if text[:1] in _BOX:
             return self._boxed(text.strip(f"{_BOX} "), line)
         frame = _frame(text)
@@ -149,7 +157,7 @@ class TracebackReader:
             )
         self._frames, self._wrapped, self._message = [], [], []
         self._type, self._at, self._others, self._wants_code, self._open = "", None, 0, False, False
-        self._said = ""
+        self._said = self._named = ""
         self._ignored, self._outer = False, ([], "")
         return done
 
@@ -160,7 +168,7 @@ class TracebackReader:
         named, message = _from_code(self._frames[-1].code) if self._frames else ("", "")
         if not named and self._said:
             named, message = _type_saying(self._said), self._said
-        self._type = named or (self._wrapped[-1] if self._wrapped else "")
+        self._type = named or self._named or (self._wrapped[-1] if self._wrapped else "")
         self._message = list(filter(None, [message or said]))
 
     def _boxed(self, text: str, line: Line) -> tuple[bool, PrintedException | None]:
@@ -253,9 +261,13 @@ class TracebackReader:
 
 def _frame(text: str) -> Frame | None:
     if "File" in text and (found := _FRAME.match(text)) is not None:
-        return Frame(found[1], int(found[2]), (found[3] or "").strip())
+        function = (found[3] or "").strip()
+        if function[:1] == "<" and _MODULE.startswith(function):  # the text ends within it
+            function = _MODULE
+        return Frame(found[1], int(found[2]), function)
     if ".py" not in text[:400]:
         return None
+    text = _LINK.sub(r"\1", text)
     if (found := _CELL_FRAME.match(text)) is not None:
         return Frame(found[1], int(found[2]), found[3])
     old = _OLD_CELL_FRAME.match(text)
@@ -304,7 +316,11 @@ def _from_code(code: str) -> tuple[str, str]:
     if code.startswith(("assert ", "assert(")):
         return "AssertionError", ""
     found = _RAISE.match(code)
-    return (found[1], found[2].strip("()\"' ")) if found else ("", "")
+    if found is None or not (
+        found[2] or _WHOLE_NAME.search(found[1])
+    ):  # `raise Async`: cut off within the name
+        return "", ""
+    return found[1], found[3].strip("()\"' ") if found[2] == "(" else ""
 
 
 def _type_saying(message: str) -> str:

@@ -173,15 +173,15 @@ def test_an_actor_whose_memory_runs_out_is_replaced_by_its_pool(pool):
     pool.wait_ready(timeout_s=300)
     wanted, before = said(pool.generate(PROMPTS, SAMPLING)), len(incidents())
     ray.get(pool.handles["rollout-1"].hoard.remote(3), timeout=60)
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while "rollout-1" in pool.handles:
         assert said(pool.generate(PROMPTS, SAMPLING)) == wanted
         assert time.monotonic() < until, incidents()[before:]
     assert pool.wait_ready(timeout_s=300) == 2
     assert said(pool.generate(PROMPTS, SAMPLING)) == wanted
     assert pool.status()["replaced"] == 1
-    (told,) = incidents()[before:]
-    assert (told.kind, told.outcome) == ("host_oom", Outcome.RECOVERED)
+    (told,) = [i for i in incidents()[before:] if i.kind == "host_oom"]
+    assert told.outcome is Outcome.RECOVERED
     assert "its pool was asked to replace this actor" in told.notes[-1]
 
 

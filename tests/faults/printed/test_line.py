@@ -42,6 +42,10 @@ FORMS = {
     ),
     "[2025-03-01 10:00:00 TP3] Scheduler hit": ("TP3", "", "", "Scheduler hit"),
     "WARNING:root:careful": ("", "root", "WARNING", "careful"),
+    '"2025-08-07T21:02:33+08:00"   File': ("", "", "", "  File"),
+    "20260320-11:20:06.245 Launcher ERROR: gone": ("", "Launcher", "ERROR", "gone"),
+    "2025-08-21T19:47:55.972+03:00 HTTP Error 429": ("", "", "", "HTTP Error 429"),
+    "[Thu Mar 20 21:01:25 2025] oom_reaper": ("", "", "", "oom_reaper"),
     "Nov 20 18:00:00 gpu7 kernel: [12345.678901] NVRM: Xid": ("gpu7", "kernel", "", "NVRM: Xid"),
     '{"log":"ERROR 05-11 14:20:55 [core.py:399] gone\\n","stream":"stderr"}': (
         "",
@@ -124,3 +128,10 @@ def test_what_runs_a_container_puts_its_name_before_the_line(raw, process, text)
     """Several prefixes, one inside the other."""
     line = peel(raw)
     assert (line.process, line.text) == (process, text)
+
+
+def test_the_mark_of_an_error_in_pytest_comes_off():
+    """With the bar of whatever ran pytest; a letter alone is no mark."""
+    assert peel("E       KeyError: 'x'").text == "KeyError: 'x'"
+    assert peel("  | E         File").text == "  File"
+    assert peel("E  = 3").text == "E  = 3"

@@ -195,3 +195,31 @@ def test_two_ranks_that_write_at_once_are_one_exception():
     """Their words stand twice."""
     (one,) = _read("KeyErrorKeyError: : 'input_ids'")
     assert (one.type_name, one.message) == ("KeyError", "'input_ids'")
+
+
+def test_a_name_that_was_cut_off_names_no_type():
+    """The text ends within the class; a called one, or a whole name, is believed."""
+    frames = '  File "/app/a.py", line 3, in f\n    raise '
+    assert _read(f"{frames}AsyncEng")[0].type_name == ""
+    assert _read(f"{frames}EngineDeadError")[0].type_name == "EngineDeadError"
+    assert _read(f"{frames}Rare('x')")[0].type_name == "Rare"
+    assert _read(f"{frames}Rare from error")[0].type_name == "Rare"
+
+
+def test_a_module_whose_frame_was_cut_off_is_a_module():
+    """The text ends within the frame."""
+    assert _read('  File "/app/a.py", line 3, in <mod')[0].frames[-1].function == "<module>"
+    assert _read('  File "/app/a.py", line 3, in <lam')[0].frames[-1].function == "<lam"
+
+
+def test_a_notebook_names_the_type_in_front():
+    """Its last line may be missing; Colab writes a file's name as a link."""
+    (one,) = _read("""\
+RuntimeError                              Traceback (most recent call last)
+[/lib/python3.12/dist-packages/vllm/v1/engine/utils.py](https://localhost:8080/#) in wait_for_engine_startup(handshake)
+    957     if coord is not None:
+--> 958         raise failure
+""")
+    assert one.type_name == "RuntimeError"
+    assert one.frames[-1].function == "wait_for_engine_startup"
+    assert one.frames[-1].file.endswith("vllm/v1/engine/utils.py")
