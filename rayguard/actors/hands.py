@@ -73,7 +73,7 @@ class Hands:
         return bool(getattr(self.instance, "rayguard_served", False))
 
     def ask_to_leave(self, why: str) -> None:
-        """Ask the pool to replace this actor."""
+        """Ask the pool to replace this actor; an empty ``why`` takes that back."""
         getattr(self.instance, LEAVE)(why)
 
     def enact(self, relief: Relief, need: Need) -> Tried:

@@ -154,7 +154,7 @@ class MemoryGuard:
 
     def _looked(self, state: State) -> None:
         """Do what waits for no call to end, in the watcher's thread."""
-        if state.concerns and self._relieving.acquire(blocking=False):
+        if self._relieving.acquire(blocking=False):
             try:
                 self._aside.looked(state)
             finally:

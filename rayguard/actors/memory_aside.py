@@ -54,6 +54,9 @@ class Aside:
     def looked(self, state: State) -> None:
         """Do what can be done beside calls; its own errors are logged and counted."""
         with harmless("memory watch"):
+            if self._asked and not any(concern.need.urgent for concern in state.concerns):
+                self._asked = False
+                self._hands.ask_to_leave("")  # another one went, or it let go of something
             for concern in state.concerns:
                 if concern.quantity in _OURS and self._relieve(concern):
                     return

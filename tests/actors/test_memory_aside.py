@@ -115,3 +115,14 @@ def test_an_error_in_it_ends_no_watch(told):
 
     aside_of(Broken()).looked(state(ENGINE))
     assert not told
+
+
+def test_who_asked_takes_it_back_once_memory_is_there_again(told):
+    """Another actor of the node went: this one serves on."""
+    hands = Hands(pooled=True, freed=0)
+    aside = aside_of(hands)
+    for _ in range(2):
+        aside.looked(state(OWN, Quantity.PRIVATE))
+    aside.looked(State())
+    aside.looked(State())
+    assert hands.did[1:] == ["the node's memory is 95% full", ""]

@@ -184,14 +184,18 @@ class Crew:
             self._end_without_anybody(*self._last)
 
     async def relieve(self, name: str, why: str) -> None:
-        """Replace an actor that asks for it. It goes before the next one comes: its memory is short."""
+        """Replace an actor that asks for it, unless that would leave nobody who serves: it asks again.
+
+        It goes before the next one comes: its memory is short.
+        """
         place, error = self._places.get(name), RayguardError(why)
-        if place is None or name in self.draining or name in self._kept:
+        if place is None or self.draining or self._awaited or not self._can_spare(name):
             return
         verdict = decide(place, names_of(error), self._budget, time.monotonic(), proven=self.proven)
         if isinstance(verdict, Enough):  # one that is short is better than none
+            if name not in self._kept:
+                _log.error("rayguard: %s asks to be replaced (%s) and is not: %s", name, why, verdict.why)
             self._kept.add(name)
-            _log.error("rayguard: %s asks to be replaced (%s) and is not: %s", name, why, verdict.why)
             return
         _log.warning("rayguard: %s is replaced, as it asks: %s", name, why)
         self.causes[name] = why
@@ -199,6 +203,10 @@ class Crew:
         await self.dismiss(name, self._drain_s)
         if self._awaited.pop(name, None) is not None and self._core.final is None:
             self._fill(name, place, error)
+
+    def _can_spare(self, name: str) -> bool:
+        slots = self._core.book.slots
+        return self.size == 1 or any(slot.open for other, slot in slots.items() if other != name)
 
     def close(self) -> None:
         """End all."""

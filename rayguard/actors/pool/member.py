@@ -81,7 +81,7 @@ class PoolMember(RolloutMixin):
 
     @leave
     def rayguard_leave(self, why: str) -> None:
-        """Ask the pool to replace this actor; from any thread. Its requests go on elsewhere."""
+        """Ask the pool to replace this actor, or with no ``why`` not to; from any thread."""
         if self._serving is not None:
             self._serving.leaving = why
 

@@ -340,3 +340,22 @@ def test_a_pool_made_smaller_while_one_leaves_hires_nobody_for_it(stage, monkeyp
     play.right([future.result(20) for future in futures], PROMPTS, LONG)
     play.until(lambda: sorted(play.core.connections) == ["rollout-1"])
     assert play.pool.status()["replaced"] == 0
+
+
+def test_of_two_that_ask_at_once_one_goes_on_serving(stage, monkeypatch):
+    """As where a node's memory is short: all of its actors see the same, and each would go."""
+    monkeypatch.setattr(crew, "_RELIEF_S", 0.05)
+    play = stage(start_s=0.2, **SLOW)
+    futures = [play.pool.submit(prompt, LONG) for prompt in PROMPTS]
+    play.working("rollout-0")
+    for name in ("rollout-0", "rollout-1"):
+        asks_to_leave(play, name)
+    serving = []
+
+    def both_replaced():
+        serving.append(sum(slot.open for slot in play.core.book.slots.values()))
+        return sorted(play.core.connections) == ["rollout-2", "rollout-3"]
+
+    play.until(both_replaced)
+    assert min(serving) == 1
+    play.right([future.result(20) for future in futures], PROMPTS, LONG)
