@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 # How far a line is drawn on, in shares of what has grown: of 10 GB, 5.5 GB more at the most.
-# Tuned on seeds < 1000 of tests/benchmarks/memory/traces.py.
-_BY_SURE, _FAR = 0.9, 0.55
-_LONG, _NOT_FAR = 40, 0.35  # a rise of many steps, or without any, can wait: 3 steps are little of it
-_ROOM = 0.8  # of what it would still grow by if it went on slowing down
+# Tuned on tests/benchmarks/memory/traces.py; bench_forecast.py says with which seeds.
+_FAR = 0.55
+_LONG, _NOT_FAR = 40, 0.4  # a rise of many steps, or without any, can wait: 3 steps are little of it
+_ROOM = 0.7  # of what it would still grow by if it went on slowing down
 _FASTEST = 1.7  # of a second half so much steeper than the whole: something else has begun
-_SWING = 0.5  # of the growth comes and goes: it is not growth that fills the rest
+_SWING = 0.8  # of the growth comes and goes: it is not growth that fills the rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ def _reach(risen: Rise) -> float:
     if risen.pace > _FASTEST or risen.swing > _SWING * risen.grown:
         return -1.0
     far = _FAR if 0 < risen.steps <= _LONG else _NOT_FAR
-    return min(_BY_SURE * risen.sure * risen.grown, far * risen.grown, _ROOM * risen.room)
+    return min(risen.sure * risen.grown, far * risen.grown, _ROOM * risen.room)
 
 
 class Trend:

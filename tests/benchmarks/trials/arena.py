@@ -105,7 +105,8 @@ class Arena:
         if trial.new_weights and not attempt:
             self.renew(self._others(trial))
         notes, known = self.observer.fresh(), {one.id for one in self.journal.read()}
-        target = strike.Target.of(self.pool, self.folder, f"rollout-{trial.target}")
+        # An actor that was replaced has another name.
+        target = strike.Target.of(self.pool, self.folder, list(self.pool.handles)[trial.target])
         asked = self._asked(trial, attempt)
         child = strike.fork_child(self.pool, target.name) if trial.fault is Fault.FORKED_CHILD else 0
         batch = Batch(self.pool, trial.api, asked)
@@ -225,7 +226,10 @@ class Arena:
         current = self._current()
         if self.pool.status()["weight_version"] != current:
             self.pool.update_weights()
-        for name, handle in self.pool.handles.items():
+        handles = self.pool.handles
+        if len(handles) < self.engines:
+            return f"there are {len(handles)} of {self.engines} engines"
+        for name, handle in handles.items():
             status = ray.get(handle.engine_status.remote(), timeout=strike.STATUS_S)
             if not status["serving"] or status["weight_version"] != current:
                 return f"{name} has {status['weight_version']!r}, wanted {current!r}: {status}"
