@@ -98,12 +98,16 @@ class Load:
         state = self.owner.watched
         return bool(state and Phase.DECODE in state.paces and state.paces[Phase.DECODE].seen >= LEARNED)
 
+    def asks(self):
+        """Say whether the engine has requests: the pace may be known from the load before."""
+        return self.owner.engine_status()["requests_running"] > 0
+
     @contextlib.contextmanager
     def going(self):
-        """Run; inside, the engine's pace is learned. At the end every request has had its whole answer."""
+        """Run; inside, the engine's pace is learned and it is asked. At the end all have their whole answers."""
         self._thread.start()
         try:
-            until(lambda: self.failed or self.learned(), self.told)
+            until(lambda: self.failed or (self.learned() and self.asks()), self.told)
             yield self
             before = self.answered
             until(lambda: self.failed or self.answered > before + len(PROMPTS), self.told)

@@ -122,12 +122,13 @@ def test_a_blocked_event_loop_is_the_users_and_restarts_nothing(owner):
         waited.append(time.monotonic() - began)
         threading.Event().wait(max(waited))
 
-    with Load(owner).going():
+    load = Load(owner)
+    with load.going():
         for _ in range(2):
             blocked = threading.Event()
             owner.loop.call_soon_threadsafe(users_slow_reward_function)
             owner.loop.call_soon_threadsafe(blocked.set)
-            until(lambda: len(incidents()) > before)
+            until(lambda: load.failed or len(incidents()) > before, load.told)
             said.set()
             until(blocked.is_set)
     assert owner.engine_status()["epoch"] == epoch
