@@ -22,11 +22,12 @@ _REPEATED = re.compile(
     r"\s?\[repeated (\d{1,9})x across cluster\](?: \(Ray deduplicates logs[^\n]{0,300})?\s?$"
 )
 _QUOTED = re.compile(r"^>{1,4} (?:- )?\S")
-_PYTEST = re.compile(r"^\s{0,8}(?:\|\s{1,8})?E {7}(?=\s{0,80}\S)")  # what pytest says of an error
+_PYTEST = re.compile(r"^\s{0,8}(?:\|\s{1,8})?E {3}(?: {4})?(?=\s{0,80}\S)")  # what pytest says of an error
 _PROGRESS = re.compile(r"\d{1,3}%\||it/s\]|s/it\]")
 _BY_LETTER = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "C": "CRITICAL"}
 _MILD = frozenset({"WARNING", "WARN", "INFO", "DEBUG", "TRACE", "Warning", "Info"})
-_JSON_KEYS = ("log", "message", "msg", "event")
+_JSON_SAID = ("log", "message", "msg", "event", "MESSAGE", "textPayload")
+_JSON_RAISED = ("exc_info", "exception", "traceback", "stack_trace", "exc_text", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def _unquoted(text: str) -> str:
     """Take off the marks of a quotation and of a box that a program drew around a log line."""
     if text[:1] == ">":
         return text.lstrip("> -") if _QUOTED.match(text) else text
-    if "E       " in text[:24]:
+    if "E   " in text[:24]:
         text = _PYTEST.sub("", text)
     inner = text.strip("│").strip() if text[:1] in "│ " else ""
     return inner if inner and inner[:1] not in "[(" and prefix(inner) is not None else text
@@ -117,12 +118,14 @@ def _last_written(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    """Return the message of a line that is a JSON object (docker, structured logging)."""
+    """Return the message of a line that is a JSON object (docker, structured logging), and its traceback."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
         return text
     if not isinstance(data, dict):
         return text
-    said = next((data[key] for key in _JSON_KEYS if isinstance(data.get(key), str)), None)
-    return text if said is None else printable(said)
+    said = [data[key] for key in _JSON_SAID if isinstance(data.get(key), str)][:1]
+    raised = (data[key] for key in _JSON_RAISED if isinstance(data.get(key), str))
+    said += [one for one in raised if "Traceback" in one and one not in said][:1]
+    return printable("\n".join(said)) if said else text

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 
 from rayguard.faults.frame import Frame
+from rayguard.faults.printed.frames import boxed_frame_in, frame_in
 from rayguard.faults.printed.line import Line, peel
 
 MAX_TEXT_CHARS = 32_000  # of a text within an exception: the end is what counts
@@ -22,27 +23,22 @@ _BOX = "│╭╰"
 # What is said of a destructor; a dump of where threads stand, below a line that says why.
 _IGNORED = ("Exception ignored in", "Stack (most recent call first)", "Current thread 0x", "Thread 0x")
 _HEAD = "Traceback (most recent call last)"
-_FRAME = re.compile(r'^\s{0,40}\|?\s{0,8}File "([^"]{1,400})",? line (\d{1,9})(?:,? in (.{1,200}))?')
-# As rich and typer print it, in a box: a frame, and its line of code.
-_BOXED_FRAME = re.compile(r"^(\S{1,400}\.py):(\d{1,9}) in (\S.{0,200})$")
-_BOXED_CODE = re.compile(r"^❱\s{0,4}\d{1,9}\s{0,4}[│|]?\s{0,80}(.{0,400})$")
-# As a notebook prints it: "File ~/a.py:53, in f(x)", before IPython 8 "~/a.py in f(x)", then "--> 53 code".
-_CELL_FRAME = re.compile(r"^(?:File )?(\S{1,400}\.py):(\d{1,9}),? in (\w[\w.<>]{0,200})")
-_OLD_CELL_FRAME = re.compile(r"^(\S{1,400}\.py) in (\w[\w.<>]{0,200})\(")
-_LINK = re.compile(r"^\[(/[^\]\s]{1,400}\.py)\]\(https?://[^)\s]{1,200}\)")  # as Colab writes a file's name
-# A notebook names the type in front: "RuntimeError      Traceback (most recent call last)".
-_HEAD_TYPE = re.compile(r"^([A-Za-z_][\w.]{0,160})\s{4,80}Traceback \(most recent")
-_MODULE = "<module>"
-_CELL_CODE = re.compile(r"^-{2,5}> (\d{1,9}) (.{0,400})$")
-_MARKS = re.compile(  # carets, what was left out, a notebook's lines round the one that raised
-    r"^[\s|]*[\^~\s]+$|^\s*\.\.\.<\d{1,6} lines>\.\.\.$"
-    r"|^\s*\[Previous line repeated \d{1,9} more times?\]$"
-    r"|^\s{0,8}(?:\d{1,9} .{0,4000}|\d{1,9}|\(\.\.\.\).{0,200})$"
-)
 _NAME = r"[A-Za-z_][\w.]{0,160}"
 _ENDINGS = (
     r"(?:Error|Errors|Exception|Warning|Interrupt|Exit|Timeout|TimeoutExpired|Failure|Fault|Group|Died|Cancelled|Empty|Full"
     r"|Invalid|Failed|NotFound|Aborted|StopIteration|OutOfMemory|Unavailable)"
+)
+# A notebook names the type in front: "RuntimeError      Traceback (most recent call last)".
+_HEAD_TYPE = re.compile(r"^([A-Za-z_][\w.]{0,160})\s{4,80}Traceback \(most recent")
+# The line of code that rich and typer, or a notebook, mark below a frame.
+_BOXED_CODE = re.compile(r"^❱\s{0,4}\d{1,9}\s{0,4}[│|]?\s{0,80}(.{0,400})$")
+_CELL_CODE = re.compile(r"^-{2,5}> (\d{1,9}) (.{0,400})$")
+# Two processes wrote at once: "AssertionError  File "/a.py", line 1, in f", and later ": what it says".
+_RUN_IN = re.compile(rf'^({_NAME}{_ENDINGS}):?\s{{2,8}}(?=File "[^"]{{1,400}}", line \d)')
+_MARKS = re.compile(  # carets, what was left out, a notebook's lines round the one that raised
+    r"^[\s|]*[\^~\s]+$|^\s*\.\.\.<\d{1,6} lines>\.\.\.$"
+    r"|^\s*\[Previous line repeated \d{1,9} more times?\]$"
+    r"|^\s{0,8}(?:\d{1,9} .{0,4000}|\d{1,9}|\(\.\.\.\).{0,200})$"
 )
 # What torch.OutOfMemoryError, RayTaskError(ValueError) and a bare AssertionError look like.
 _TYPED = re.compile(
@@ -135,9 +131,11 @@ class TracebackReader:
             return named is not None or head == 0 or text[:head].isspace(), done
         if text[:1] in _BOX:
             return self._boxed(text.strip(f"{_BOX} "), line)
-        frame = _frame(text)
-        if frame is not None:
-            return True, self._add_frame(frame, line)
+        run_in = _RUN_IN.match(text) if "File" in text else None
+        frame = frame_in(text if run_in is None else text[run_in.end() :])
+        below = bool(self._type) and not self._frames and ".py, " in text  # its frames, the innermost first
+        if frame is not None and not below:
+            return True, self._add_frame(frame, line, "" if run_in is None else run_in[1])
         if self._open:
             return self._within(line)
         return self._after(line)
@@ -172,9 +170,9 @@ class TracebackReader:
         self._message = list(filter(None, [message or said]))
 
     def _boxed(self, text: str, line: Line) -> tuple[bool, PrintedException | None]:
-        found = _BOXED_FRAME.match(text)
-        if found is not None:
-            return True, self._add_frame(Frame(found[1], int(found[2]), found[3].strip()), line)
+        frame = boxed_frame_in(text)
+        if frame is not None:
+            return True, self._add_frame(frame, line)
         code = _BOXED_CODE.match(text)
         if code is not None and self._frames:
             last = self._frames[-1]
@@ -182,10 +180,14 @@ class TracebackReader:
         self._wants_code = False
         return self._open, None
 
-    def _add_frame(self, frame: Frame, line: Line) -> PrintedException | None:
+    def _add_frame(self, frame: Frame, line: Line, run_in: str = "") -> PrintedException | None:
+        """Add ``frame``; the type that stands before it ends the traceback so far, and may say more below."""
         done = None
+        if run_in and self._frames:
+            self._type = self._type or run_in
         if self._type:
             done = self.end()
+        self._named = run_in or self._named
         self._frames.append(frame)
         del self._frames[: -2 * MAX_FRAMES]
         self._open, self._at, self._wants_code, self._others, self._said = True, line, True, 0, ""
@@ -202,16 +204,17 @@ class TracebackReader:
             self._wants_code = False
             return True, None
         indented = text[0] in " \t|"
-        if self._wants_code and self._frames and (indented or not _typed(text)):
+        rest = bool(self._named) and text.startswith(": ")  # of a line that two processes wrote
+        if self._wants_code and self._frames and not rest and (indented or not _typed(text)):
             last = self._frames[-1]
             self._frames[-1] = Frame(last.file, last.line, last.function, text.strip(" |\t"))
             self._wants_code = False
             return True, None
-        found = (
-            None
-            if indented and self._frames and not _typed(text.strip(" |+-\t"))
-            else _named(text.strip(" |+-\t"))
-        )
+        bare = text.strip(" |+-\t")
+        if rest:
+            found: tuple[str, str, str] | None = (self._named, "", bare[2:].strip())
+        else:
+            found = None if indented and self._frames and not _typed(bare) else _named(bare)
         if found is not None:
             return self._name(found, line)
         if not (indented or self._said or self._others) and self._frames and self._is_message(line):
@@ -257,21 +260,6 @@ class TracebackReader:
         at = self._at
         same_form = at is not None and line.prefixed == at.prefixed and line.level == at.level
         return same_form and not _ENDS_MESSAGE.match(line.text)
-
-
-def _frame(text: str) -> Frame | None:
-    if "File" in text and (found := _FRAME.match(text)) is not None:
-        function = (found[3] or "").strip()
-        if function[:1] == "<" and _MODULE.startswith(function):  # the text ends within it
-            function = _MODULE
-        return Frame(found[1], int(found[2]), function)
-    if ".py" not in text[:400]:
-        return None
-    text = _LINK.sub(r"\1", text)
-    if (found := _CELL_FRAME.match(text)) is not None:
-        return Frame(found[1], int(found[2]), found[3])
-    old = _OLD_CELL_FRAME.match(text)
-    return None if old is None else Frame(old[1], 0, old[2])
 
 
 def exceptions_in(text: str) -> tuple[PrintedException, ...]:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 MAX_LINES = 400
 _HEAD = "Traceback (most recent call last):"
 _FRAME = 'File "'
+_WRITTEN_QUOTE = 'File \\"'  # as JSON writes it
+_NESTED_QUOTE = 'File \\\\\\"'  # JSON within JSON
+_NESTED = re.compile(r'\\(["\\])')
 _WRITTEN_END = re.compile(r"""(?<!\\)\\n(?:['"], ?['"])?""")  # "\n" as repr writes it, also between items
 _BEFORE_FRAME = re.compile(r'\s{1,8}(?=File "[^"]{1,400}", line \d{1,9})')
 _JOINED_FRAME = re.compile(r'^(File "[^"]{1,400}", line \d{1,9}(?:, in [\w.<>]{1,200})?)\s(.{0,4000})$')
@@ -26,9 +29,14 @@ def unfolded(line: Line) -> tuple[Line, ...]:
     text = line.text
     if "AssertionError" in text and (found := _ASSERTED.match(text)) is not None:
         return (replace(line, text=f"AssertionError: {found[2] or found[1]}"),)
-    if _HEAD not in text or _FRAME not in text:
+    if _NESTED_QUOTE in text:
+        text = _NESTED.sub(r"\1", text)
+    if _HEAD not in text or not (_FRAME in text or _WRITTEN_QUOTE in text):
         return (line,)
-    texts = _of_repr(text) if _WRITTEN_END.search(text) else _of_joined(text)
+    if "\n" in text:
+        texts = text.splitlines()
+    else:
+        texts = _of_repr(text) if _WRITTEN_END.search(text) else _of_joined(text)
     return tuple(replace(line, text=one) for one in texts[:MAX_LINES])
 
 

@@ -223,3 +223,66 @@ RuntimeError                              Traceback (most recent call last)
     assert one.type_name == "RuntimeError"
     assert one.frames[-1].function == "wait_for_engine_startup"
     assert one.frames[-1].file.endswith("vllm/v1/engine/utils.py")
+
+
+@pytest.mark.parametrize(
+    ("frame", "read"),
+    [
+        ("/app/a.py, in step", "/app/a.py:0 in step"),
+        ("/app/a.py, line 12, in step", "/app/a.py:12 in step"),
+        ("/app/a.py:12 in step", "/app/a.py:12 in step"),
+        ("/app/a.py:12: in step", "/app/a.py:12 in step"),
+        ('File "/app/a.py", in step', "/app/a.py:0 in step"),
+        ('File ".../a.py", line ~212, in step', ".../a.py:212 in step"),
+        ('File "/app/a.py", line N, in step', "/app/a.py:0 in step"),
+        (r"  File \"/app/a.py\", line 12, in step", "/app/a.py:12 in step"),
+    ],
+)
+def test_a_frame_is_read_however_it_was_written(frame, read):
+    """By people, pytest, or in a JSON text."""
+    (one,) = _read(f"{frame}\n    assert x in y\nAssertionError")
+    assert [str(found) for found in one.frames] == [read]
+    assert one.frames[-1].code == "assert x in y"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train.py in main",
+        "see /app/a.py, in which all is well",
+        "/app/a.py, line 12",
+        "/app/a.py in step, as said",
+    ],
+)
+def test_a_path_in_a_sentence_is_no_frame(text):
+    """Only a whole line that says where."""
+    assert _read(f"{text}\n    assert x in y") == []
+
+
+def test_what_pytest_says_of_an_error_is_read():
+    """Its short form marks it with an E and three blanks."""
+    (one,) = _read("/app/a.py:12: in step\n    assert x in y\nE   AssertionError: no")
+    assert (one.type_name, one.message) == ("AssertionError", "no")
+
+
+def test_a_type_before_the_frame_of_another_process_ends_the_first():
+    """The message comes a line later."""
+    ended, other = _read("""\
+  File "/app/a.py", line 1, in f
+    g()
+ValueError  File "/app/a.py", line 2, in g
+
+: size (3) is odd
+""")
+    assert (ended.type_name, [frame.function for frame in ended.frames]) == ("ValueError", ["f"])
+    assert (other.type_name, other.message) == ("ValueError", "size (3) is odd")
+    assert [frame.function for frame in other.frames] == ["g"]
+
+
+def test_short_frames_below_a_message_belong_to_it():
+    """As people list them, the innermost first."""
+    (one,) = _read("AssertionError: no slot\n  pool.py, line 4, in alloc\n  cache.py, line 9, in insert")
+    assert (one.type_name, one.message.splitlines()[1:]) == (
+        "AssertionError",
+        ["pool.py, line 4, in alloc", "cache.py, line 9, in insert"],
+    )

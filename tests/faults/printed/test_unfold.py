@@ -1,5 +1,6 @@
 """Tracebacks on one line: as a repr, in a list, or without line ends."""
 
+import json
 import time
 
 import pytest
@@ -35,6 +36,32 @@ def test_a_traceback_on_one_line_is_read(text):
     (one,) = _read(text)
     assert (one.type_name, one.message, one.line.number) == ("KeyError", "'id'", 5)
     assert (one.frames[-1].file, one.frames[-1].code) == ("/app/data.py", "return table[key]")
+
+
+PRINTED = """\
+Traceback (most recent call last):
+  File "/app/data.py", line 41, in get
+    return table["id"]
+KeyError: 'id'"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"message": PRINTED}),
+        json.dumps({"level": "error", "message": "it failed", "exc_info": PRINTED}),
+        json.dumps({"log": json.dumps({"msg": PRINTED})}),
+        "ERROR " + json.dumps({"severity": "ERROR", "detail": PRINTED})[:-2],
+        json.dumps({"log": json.dumps({"detail": PRINTED})})[:-5],
+    ],
+)
+def test_a_traceback_in_json_is_read(text):
+    """Whole, beside the message, within another one, or cut off."""
+    (one,) = _read(text)
+    assert (one.type_name, one.message[:3]) == ("KeyError", "'id")
+    assert [(str(frame), frame.code) for frame in one.frames] == [
+        ("/app/data.py:41 in get", 'return table["id"]')
+    ]
 
 
 def test_an_assertion_beside_its_type_quotes_itself():
