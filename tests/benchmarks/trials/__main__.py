@@ -82,7 +82,7 @@ def watched(
         run = Run(folder, size, tell)
         try:
             run.perform(trials, cold_starts=chosen.cold)
-        except Exception:  # what was found so far is told all the same
+        except (Exception, KeyboardInterrupt):  # what was found so far is told all the same
             broken = 1
             console.print(traceback.format_exc(), highlight=False, soft_wrap=True)
         tell("done")
