@@ -20,13 +20,14 @@ from rayguard.process.recording import in_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# How far a line is drawn on, in shares of what has grown: of 10 GB, 5.5 GB more at the most.
+# How far a line is drawn on, in shares of what has grown: of 10 GB over 30 steps, 5 GB more at the most.
+# A rise of few steps must be drawn further, to be told three steps ahead; one of many, or none, can wait.
 # Tuned on tests/benchmarks/memory/traces.py; bench_forecast.py says with which seeds.
-_FAR = 0.55
-_LONG, _NOT_FAR = 40, 0.4  # a rise of many steps, or without any, can wait: 3 steps are little of it
+_FAR = ((10, 0.7), (40, 0.5), (math.inf, 0.3))  # up to so many steps
+_FAR_STEPLESS = 0.2
 _ROOM = 0.7  # of what it would still grow by if it went on slowing down
-_FASTEST = 1.7  # of a second half so much steeper than the whole: something else has begun
-_SWING = 0.8  # of the growth comes and goes: it is not growth that fills the rest
+_FASTEST = 2.4  # of a second half so much steeper than the whole: something else has begun
+_SWING = 1.0  # of the growth comes and goes: it is not growth that fills the rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +119,8 @@ def _reach(risen: Rise) -> float:
     """Return bytes beyond its end that a rise speaks for; less than 0: for nothing."""
     if risen.pace > _FASTEST or risen.swing > _SWING * risen.grown:
         return -1.0
-    far = _FAR if 0 < risen.steps <= _LONG else _NOT_FAR
-    return min(risen.sure * risen.grown, far * risen.grown, _ROOM * risen.room)
+    far = next(far for steps, far in _FAR if risen.steps <= steps) if risen.steps > 0 else _FAR_STEPLESS
+    return min(min(risen.sure, far) * risen.grown, _ROOM * risen.room)
 
 
 class Trend:
