@@ -32,7 +32,7 @@ def boxed_frame_in(text: str) -> Frame | None:
 def frame_in(text: str) -> Frame | None:
     """Return the frame that ``text`` begins with; its line is 0 where none is given."""
     if "File" in text and (found := _FRAME.match(text)) is not None:
-        function = (found[3] or found[4] or "").strip()
+        function = (found[3] or found[4] or "").strip().removesuffix(" (Current frame)")  # of a debugger
         if function[:1] == "<" and _MODULE.startswith(function):  # the text ends within it
             function = _MODULE
         return Frame(found[1], int(found[2] or 0), function)

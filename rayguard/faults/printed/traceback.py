@@ -30,6 +30,8 @@ _ENDINGS = (
 )
 # A notebook names the type in front: "RuntimeError      Traceback (most recent call last)".
 _HEAD_TYPE = re.compile(r"^([A-Za-z_][\w.]{0,160})\s{4,80}Traceback \(most recent")
+# VS Code's debugger names the type, then the message; its frames begin with the innermost.
+_DEBUGGER = re.compile(r"^(?:Exception has occurred|发生异常): ([A-Za-z_][\w.]{0,160})")
 # The line of code that rich and typer, or a notebook, mark below a frame.
 _BOXED_CODE = re.compile(r"^❱\s{0,4}\d{1,9}\s{0,4}[│|]?\s{0,80}(.{0,400})$")
 _CELL_CODE = re.compile(r"^-{2,5}> (\d{1,9}) (.{0,400})$")
@@ -109,6 +111,7 @@ class TracebackReader:
     _at: Line | None = None  # the line that names the type; the last frame's until it is seen
     _said: str = ""  # the line after the frames, which may be a message without its type
     _named: str = ""  # the type that the head names
+    _inside_out: bool = False  # the innermost frame comes first
     _others: int = 0
     _wants_code: bool = False
     _ignored: bool = False  # Python said "Exception ignored in", of a destructor
@@ -122,11 +125,13 @@ class TracebackReader:
             self._ignored = True
             return True, done
         head = text.find(_HEAD)
-        if head >= 0:
+        held = _DEBUGGER.match(text)
+        if head >= 0 or held is not None:
             ignored = self._ignored and self._at is None
             done = self.end()
             self._open, self._at, self._ignored = True, line, ignored
-            named = _HEAD_TYPE.match(text)
+            self._inside_out = held is not None
+            named = held or _HEAD_TYPE.match(text)
             self._named = "" if named is None else named[1]
             return named is not None or head == 0 or text[:head].isspace(), done
         if text[:1] in _BOX:
@@ -143,6 +148,10 @@ class TracebackReader:
     def end(self) -> PrintedException | None:
         """Return the exception read so far, and begin anew."""
         done = None
+        if self._inside_out:
+            self._frames.reverse()
+            if not self._type:
+                self._type, self._message = self._named, list(filter(None, [self._said]))
         if self._at is not None and not self._ignored and (self._type or self._frames or self._wrapped):
             if not self._type:
                 self._guess_type()
@@ -156,7 +165,7 @@ class TracebackReader:
         self._frames, self._wrapped, self._message = [], [], []
         self._type, self._at, self._others, self._wants_code, self._open = "", None, 0, False, False
         self._said = self._named = ""
-        self._ignored, self._outer = False, ([], "")
+        self._ignored, self._inside_out, self._outer = False, False, ([], "")
         return done
 
     def _guess_type(self) -> None:
@@ -190,7 +199,8 @@ class TracebackReader:
         self._named = run_in or self._named
         self._frames.append(frame)
         del self._frames[: -2 * MAX_FRAMES]
-        self._open, self._at, self._wants_code, self._others, self._said = True, line, True, 0, ""
+        self._open, self._at, self._wants_code, self._others = True, line, True, 0
+        self._said = self._said if self._inside_out else ""
         return done
 
     def _within(self, line: Line) -> tuple[bool, PrintedException | None]:
@@ -217,7 +227,8 @@ class TracebackReader:
             found = None if indented and self._frames and not _typed(bare) else _named(bare)
         if found is not None:
             return self._name(found, line)
-        if not (indented or self._said or self._others) and self._frames and self._is_message(line):
+        ready = bool(self._frames) or self._inside_out
+        if not (indented or self._said or self._others) and ready and self._is_message(line):
             self._said = text.strip()
         self._others += 1
         if self._others > _MAX_OTHER_LINES:
@@ -227,7 +238,7 @@ class TracebackReader:
     def _name(self, found: tuple[str, str, str], line: Line) -> tuple[bool, PrintedException | None]:
         name, inner, message = found
         if message.startswith("ray::"):  # a task's own frames and exception follow, if they were not cut off
-            self._wrapped += [name, inner] if inner else [name]
+            self._wrapped += [name, f"{name.rpartition('.')[2]}({inner})", inner] if inner else [name]
             self._outer, self._frames = (self._frames, message), []
             self._open, self._at, self._others, self._wants_code = True, line, 0, False
             return True, None

@@ -49,7 +49,8 @@ ray.exceptions.RayTaskError(AssertionError): ray::main_task() (pid=20133, ip=10.
 AssertionError: only support equal chunk.
 """)
     assert (one.type_name, one.message) == ("AssertionError", "only support equal chunk.")
-    assert set(one.wrapped) == {"ray.exceptions.RayTaskError", "AssertionError"}
+    names = {"ray.exceptions.RayTaskError", "RayTaskError(AssertionError)", "AssertionError"}
+    assert set(one.wrapped) == names
     assert [frame.function for frame in one.frames] == ["chunk"]
 
 
@@ -286,3 +287,39 @@ def test_short_frames_below_a_message_belong_to_it():
         "AssertionError",
         ["pool.py, line 4, in alloc", "cache.py, line 9, in insert"],
     )
+
+
+@pytest.mark.parametrize("head", ["Exception has occurred: KeyError", "发生异常: KeyError"])
+@pytest.mark.parametrize(
+    "note", ["", "       (note: full exception trace is shown but execution is paused at: main)"]
+)
+@pytest.mark.parametrize("last", ["", "KeyError: 'id'\n"])
+def test_a_debugger_prints_the_innermost_frame_first(head, note, last):
+    """VS Code: the type, the message, the frames inside out, and the last line of Python where it was pasted."""
+    (one,) = _read(f"""\
+{head}{note}
+'id'
+  File "/app/data.py", line 7, in row
+    return table["id"]
+  File "/app/main.py", line 9, in main (Current frame)
+    row(table)
+{last}""")
+    assert (one.type_name, one.message) == ("KeyError", "'id'")
+    assert [frame.function for frame in one.frames] == ["main", "row"]
+    assert one.frames[-1].code == 'return table["id"]'
+
+
+def test_the_order_of_a_debugger_ends_with_its_traceback():
+    """What Python prints next begins with the outermost frame again."""
+    held, printed = _read("""\
+Exception has occurred: KeyError
+'id'
+  File "/app/data.py", line 7, in row
+  File "/app/main.py", line 9, in main
+Traceback (most recent call last):
+  File "/app/main.py", line 9, in main
+  File "/app/data.py", line 7, in row
+KeyError: 'id'
+""")
+    assert [frame.function for frame in held.frames] == ["main", "row"]
+    assert [frame.function for frame in printed.frames] == ["main", "row"]
