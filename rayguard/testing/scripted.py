@@ -78,6 +78,8 @@ class ScriptedMember:
         self.restarting.set()
         self.proving = asyncio.Event()
         self.proving.set()
+        self.taking = asyncio.Event()  # cleared: it has new weights, and does not say so
+        self.taking.set()
         self.doubts: list[Doubt] = []
         self.leaving = ""  # why it asks to be replaced
         self.served: list[str] = []
@@ -95,6 +97,7 @@ class ScriptedMember:
         """Lose everything, as by SIGKILL."""
         for task in self.tasks.values():
             task.cancel()
+        self.taking.set()
         self.session, self.dead_for_good = "", for_good
         self.generated = 0
         self._begin()
@@ -123,7 +126,7 @@ class ScriptedMember:
         return Hello(session=self.session, capacity=self.script.capacity, weight_version=self.weights)
 
     def _check(self, session: str) -> None:
-        if session != self.session:
+        if not session or session != self.session:
             raise (
                 ActorUnavailableError(f"{self.name} restarts")
                 if not self.session
@@ -176,6 +179,8 @@ class ScriptedMember:
             self.doubts.append(doubt)
         self.pushes = self.pushes + 1 if self.weights == self.script.weights else 1
         self.weights = self.script.weights
+        await self.taking.wait()
+        self._check(session)
         return self.weights
 
     async def proof(self, session: str) -> Proof:

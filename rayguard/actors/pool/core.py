@@ -125,7 +125,8 @@ class PoolCore:
             raise self.final
 
     def joined(self, name: str, hello: Hello) -> None:
-        """Take an actor's new life in."""
+        """Take an actor's new life in. It knows nothing of what may have been given to the one before."""
+        self._return(self.book.lose(name, blame=False).quarantined)
         self.book.join(name, hello.capacity, is_open=False)
         connection = self.connections[name]
         loop, session = asyncio.get_running_loop(), hello.session

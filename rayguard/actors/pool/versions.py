@@ -36,7 +36,8 @@ class Versions:
 
     Invariant: a new request goes to an engine only if its version is ``current``, one of the ``max_lag``
     before it, or newer than any that this pool has seen (an actor that restarted has what is current now);
-    not before it was compared with others that took it (or that took too long), nor while it is in doubt.
+    not before it was compared with others that took it (or that took too long), nor while it is in doubt, nor
+    between two lives of it.
     """
 
     def __init__(self, max_lag: int, restart: Callable[[str], None]) -> None:
@@ -103,6 +104,7 @@ class Versions:
         version = self._of.get(name, "")
         allowed = self._allowed(version) and name not in self._core.draining
         allowed = allowed and self._had.get(name, version) == version != self._doubted.get(name)
+        allowed = allowed and bool(self._session(name))  # a life may end while its push is under way
         self._core.book.set_open(name, is_open=allowed)
         if allowed:
             self._core.pump()

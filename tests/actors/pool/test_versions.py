@@ -83,6 +83,40 @@ def test_an_engine_that_misses_the_update_is_given_nothing_until_it_has_it(stage
     assert versions(play.pool.generate(PROMPTS)) == {"v2"}
 
 
+def test_an_engine_that_dies_when_it_has_the_update_is_given_nothing_before_its_next_life(stage):
+    """It told of its new weights, and then there was nobody to give anything to: nothing waits for its return."""
+    play = stage(weights="v1")
+    play.pool.generate(PROMPTS)
+    gone = play.members["rollout-1"]
+    play.on_loop(gone.taking.clear)
+    play.script.weights = "v2"
+    update = started(lambda: play.pool.update_weights(deadline_s=30))
+    play.until(lambda: play.core.versions.of("rollout-1") == "v2")
+    play.on_loop(gone.restarting.clear)
+    play.kill("rollout-1")
+    assert update() == "v2"
+    batch = play.pool.generate(PROMPTS, deadline_s=20)
+    play.right(batch, PROMPTS, weights="v2")
+    assert {sample.engine for sample in batch.samples} == {"rollout-0"}
+    play.on_loop(gone.restarting.set)
+    play.pool.wait_ready(timeout_s=10)
+    play.right(play.pool.generate(PROMPTS, deadline_s=20), PROMPTS, weights="v2")
+
+
+def test_what_was_given_to_nobody_goes_on_when_the_next_life_joins(stage):
+    """Whatever opened the place of a dead actor."""
+    play = stage(weights="v1")
+    gone = play.members["rollout-1"]
+    play.on_loop(gone.restarting.clear)
+    play.kill("rollout-1")
+    play.until(lambda: not play.core.connections["rollout-1"].session)
+    play.on_loop(lambda: play.core.book.set_open("rollout-1", is_open=True))
+    result = started(lambda: play.pool.generate(PROMPTS, deadline_s=20))
+    play.until(lambda: play.core.book.slots["rollout-1"].running)
+    play.on_loop(gone.restarting.set)
+    play.right(result(), PROMPTS, weights="v1")
+
+
 def test_an_update_waits_for_the_first_engine_to_start(stage):
     """Whoever asks at once gets a version, not an error."""
     play = stage(weights="v1")
