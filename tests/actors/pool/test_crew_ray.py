@@ -25,7 +25,7 @@ LONG = {"max_tokens": 300}
 POLICY = PoolPolicy(progress=False, quarantine_after=100)
 
 
-def until(condition, within_s=60.0):
+def until(condition, within_s=150.0):
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it never came to that"
