@@ -29,9 +29,9 @@ _ENDINGS = (
     r"|Invalid|Failed|NotFound|Aborted|StopIteration|OutOfMemory|Unavailable)"
 )
 # A notebook names the type in front: "RuntimeError      Traceback (most recent call last)".
-_HEAD_TYPE = re.compile(r"^([A-Za-z_][\w.]{0,160})\s{4,80}Traceback \(most recent")
+_HEAD_TYPE = re.compile(rf"^({_NAME})\s{{4,80}}Traceback \(most recent")
 # VS Code's debugger names the type, then the message; its frames begin with the innermost.
-_DEBUGGER = re.compile(r"^(?:Exception has occurred|发生异常): ([A-Za-z_][\w.]{0,160})")
+_DEBUGGER = re.compile(rf"^(?:Exception has occurred|发生异常): ({_NAME})")
 # The line of code that rich and typer, or a notebook, mark below a frame.
 _BOXED_CODE = re.compile(r"^❱\s{0,4}\d{1,9}\s{0,4}[│|]?\s{0,80}(.{0,400})$")
 _CELL_CODE = re.compile(r"^-{2,5}> (\d{1,9}) (.{0,400})$")
