@@ -56,6 +56,10 @@ class Settings(BaseSettings):
     home: Annotated[Path, BeforeValidator(_absolute)] = Field(default_factory=default_home)
     metrics_port: Annotated[int | None, BeforeValidator(_port_or_off)] = Field(default=None, ge=0, le=65_535)
     metrics_address: str = Field(default="127.0.0.1", min_length=1)
+    metrics_token: str = Field(default="", repr=False)  # of the node's endpoint
+    metrics_token_file: Annotated[Path | None, BeforeValidator(_absolute)] = None
+    agent_port: int = Field(default=0, ge=0, le=65_535)
+    agent_idle_s: float = Field(default=0.0, ge=0.0)  # after which it leaves an idle node; 0: it stays
     journal_max_bytes: int = Field(default=8 << 20, ge=4_096)
     journal_keep: int = Field(default=4, ge=1, le=1_000)
     catalog: Annotated[str, BeforeValidator(_absolute_each)] = ""

@@ -69,3 +69,20 @@ def open_regular(path: Path) -> int | None:
         return file
     os.close(file)
     return None
+
+
+def replace_file(directory: Path, name: str, content: bytes) -> None:
+    """Make ``content`` the file ``name`` of a private directory, in one step and readable by us alone.
+
+    Not forced to the disk: it survives the death of its writer, and not that of the machine.
+    """
+    there = open_private(directory)
+    beside = f".{name.removesuffix('.json')}.tmp"
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(beside, flags, 0o600, dir_fd=there)
+        with open(file, "wb") as stream:  # noqa: PTH123 - a descriptor, not a path
+            stream.write(content)
+        os.replace(beside, name, src_dir_fd=there, dst_dir_fd=there)
+    finally:
+        os.close(there)

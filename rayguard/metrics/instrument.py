@@ -24,9 +24,20 @@ class MetricType(str, Enum):
     HISTOGRAM = "histogram"  # use histogram_quantile()
 
 
+class Merge(str, Enum):
+    """What a gauge of several processes is together. Counters and histograms always add up."""
+
+    SUM = "sum"
+    MAX = "max"  # the worst or furthest of them
+    MIN = "min"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instrument(Generic[S]):
     """One metric. ``read`` yields (label values, number) from a source; of a histogram, ``Durations``.
+
+    A counter starts at zero with its process: a node adds up the lives of a process by itself
+    (``rayguard.metrics.node_numbers``), so one that is restored from an earlier life would count twice.
 
     Invariant: the name of a counter ends in ``_total``, and in no other case.
     """
@@ -37,3 +48,4 @@ class Instrument(Generic[S]):
     read: Callable[[S], Iterable[tuple[Values, float | Durations]]]
     labels: tuple[str, ...] = ()
     unit: str = ""  # empty for plain counts of the thing in the name
+    merge: Merge = Merge.SUM  # of a gauge

@@ -1,9 +1,8 @@
-"""The list of everything rayguard measures: name, meaning, labels, and where the number stands.
+"""What is measured of a guarded process: name, meaning, labels, and where the number stands.
 
-The one list: the exporter serves it, ``docs/metrics.md`` is printed from it
-(``python -m rayguard.metrics.instruments``), and dashboards and alerts are to be generated from it. Knows no
-Prometheus: the numbers are ``rayguard.recovery.tally`` and, of pools, ``rayguard.metrics.pool_tally``, of
-references, ``rayguard.objects.holdings``; serving them is ``rayguard.metrics.exporter``.
+With the lists of pools, references, nodes and jobs it is all that rayguard measures (``known``): the exporter
+serves them, ``docs/metrics.md`` is printed from them (``python -m rayguard.metrics.instruments``), dashboards
+and alerts are generated from them. Knows no Prometheus: the numbers are ``rayguard.recovery.tally``.
 
 Label values come from enums and from names that the user's code gave; never from messages or ids, so that
 the number of time series is bounded.
@@ -11,12 +10,10 @@ the number of time series is bounded.
 
 from __future__ import annotations
 
-from importlib.metadata import version as installed_version
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from rayguard.metrics.instrument import Instrument, MetricType
-from rayguard.metrics.object_instruments import OBJECT_INSTRUMENTS
-from rayguard.metrics.pool_instruments import POOL_INSTRUMENTS
+from rayguard.metrics.instrument import Instrument, Merge, MetricType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,6 +30,13 @@ def _over_engines(
     number: Callable[[EngineTally], float],
 ) -> Callable[[Tally], Iterable[tuple[Values, float]]]:
     return lambda tally: [((), sum(number(engine) for engine in tally.engines.values()))]
+
+
+@lru_cache(maxsize=1)
+def _version() -> str:
+    from importlib.metadata import version  # noqa: PLC0415 - to load it and to ask it takes milliseconds
+
+    return version("rayguard")
 
 
 INSTRUMENTS: tuple[Instrument[Tally], ...] = (
@@ -69,33 +73,35 @@ INSTRUMENTS: tuple[Instrument[Tally], ...] = (
     Instrument(
         name="rayguard_engine_rung",
         type=MetricType.GAUGE,
-        help="Safe settings in force: 0 is full speed, more is safer and slower.",
+        help="Safe settings in force: 0 is full speed, more is safer and slower; of several the highest.",
         labels=("engine",),
+        merge=Merge.MAX,
         unit="rung",
         read=_of_engines(lambda engine: engine.rung),
     ),
     Instrument(
         name="rayguard_engine_epoch",
         type=MetricType.GAUGE,
-        help="Which rebuild of the engine is running; results of an older epoch are stale.",
+        help="Which rebuild of the engine is running (older results are stale); of several the highest.",
         labels=("engine",),
+        merge=Merge.MAX,
         unit="epoch",
         read=_of_engines(lambda engine: engine.epoch),
     ),
     Instrument(
         name="rayguard_engine_serving",
         type=MetricType.GAUGE,
-        help="1 while the engine takes requests, 0 while it is built or repaired.",
+        help="Engines that take requests now; one that is built or repaired does not.",
         labels=("engine",),
-        unit="0 or 1",
+        unit="engines",
         read=_of_engines(lambda engine: float(engine.serving)),
     ),
     Instrument(
         name="rayguard_standby_ready",
         type=MetricType.GAUGE,
-        help="1 while a second engine waits, at the current weights, to take over within a second.",
+        help="Engines beside which a second one waits, at the current weights, to take over within a second.",
         labels=("engine",),
-        unit="0 or 1",
+        unit="engines",
         read=_of_engines(lambda engine: float(engine.standby_ready)),
     ),
     Instrument(
@@ -109,7 +115,7 @@ INSTRUMENTS: tuple[Instrument[Tally], ...] = (
     Instrument(
         name="rayguard_engine_requests_running",
         type=MetricType.GAUGE,
-        help="Requests in the engine now.",
+        help="Requests in the engines now.",
         labels=("engine",),
         unit="requests",
         read=_of_engines(lambda engine: engine.requests_running),
@@ -117,7 +123,7 @@ INSTRUMENTS: tuple[Instrument[Tally], ...] = (
     Instrument(
         name="rayguard_tokens_generated_total",
         type=MetricType.COUNTER,
-        help="Tokens generated, over all epochs of the engine.",
+        help="Tokens generated, over all epochs of the engines.",
         labels=("engine",),
         unit="tokens",
         read=_of_engines(lambda engine: engine.tokens_generated),
@@ -147,22 +153,23 @@ INSTRUMENTS: tuple[Instrument[Tally], ...] = (
     Instrument(
         name="rayguard_memory_bytes",
         type=MetricType.GAUGE,
-        help="Memory of this process that it shares with nobody; its engine's processes apart.",
+        help="Memory that guarded processes share with nobody; the processes of their engines apart.",
         unit="bytes",
         read=lambda tally: [((), tally.memory_bytes)],
     ),
     Instrument(
         name="rayguard_engine_memory_bytes",
         type=MetricType.GAUGE,
-        help="Private memory of the processes of this process's engine; absent without one.",
+        help="Private memory of the processes of engines; absent without one.",
         unit="bytes",
         read=lambda tally: [((), tally.engine_memory_bytes)] if tally.engine_memory_bytes else [],
     ),
     Instrument(
         name="rayguard_memory_forecast_seconds",
         type=MetricType.GAUGE,
-        help="Until memory runs out, by forecast; absent while nothing is foreseen.",
+        help="Until memory runs out, by the nearest forecast; absent while nothing is foreseen.",
         unit="seconds",
+        merge=Merge.MIN,
         read=lambda tally: [] if tally.memory_forecast_s is None else [((), tally.memory_forecast_s)],
     ),
     Instrument(
@@ -192,20 +199,22 @@ INSTRUMENTS: tuple[Instrument[Tally], ...] = (
     Instrument(
         name="rayguard_info",
         type=MetricType.GAUGE,
-        help="Always 1; its label says which rayguard this process runs.",
+        help="Always 1; its label says which rayguard runs.",
         labels=("version",),
-        read=lambda _: [((installed_version("rayguard"),), 1.0)],
+        merge=Merge.MAX,
+        read=lambda _: [((_version(),), 1.0)],
     ),
 )
 
 
 def markdown() -> str:
     """Return ``docs/metrics.md``."""
-    instruments: tuple[Instrument[Any], ...] = (*INSTRUMENTS, *OBJECT_INSTRUMENTS, *POOL_INSTRUMENTS)
+    from rayguard.metrics.known import known  # noqa: PLC0415 - it lists these, and those of agent and supervisor
+
     rows = [
         f"| `{one.name}` | {one.type.value} | {', '.join(f'`{label}`' for label in one.labels) or '-'} | "
-        f"{one.unit or '-'} | {one.help} |"
-        for one in instruments
+        f"{one.unit or '-'} | {one.merge.value if one.type is MetricType.GAUGE else 'sum'} | {one.help} |"
+        for one in known().values()
     ]
     return "\n".join([_HEAD, *rows, _TAIL])
 
@@ -213,15 +222,38 @@ def markdown() -> str:
 _HEAD = """\
 # Metrics
 
-<!-- Printed by `python -m rayguard.metrics.instruments`: change rayguard/metrics/instruments.py instead. -->
+<!-- Printed by `python -m rayguard.metrics.instruments`: change rayguard/metrics/*instruments.py instead. -->
 
-Each guarded process serves these at `http://127.0.0.1:<port>/metrics` when it is given a port:
-`RAYGUARD_METRICS_PORT=9400` in its environment, `0` for any free one, or `rayguard.serve_metrics(port=0)`
-in its code. Where the port is taken, any free one is used instead; `rayguard status --json` says which
-(`metrics_url`), and `pool.status()` in the process that owns a `RolloutPool`, which serves the pool's.
+**Of a node.** Where agents run (`rayguard up`, or a job with the plugin), each node has one endpoint for all
+processes on it. Each leaves its numbers in a file every five seconds; the agent adds them up, and keeps what
+the dead have counted, so that no counter falls when one dies. Every series has two labels more: `ray_job`
+(the job's id; not `job`, which is Prometheus's own) and `actor_class`; never a pid, an actor or a node:
+Prometheus adds `instance`. An instrument with more than 200 label sets shows the rest as one, with `other` in
+all labels. What a job counted is kept for a day after its last process on the node; then its series end.
+Where the endpoints are, `rayguard_metrics_service_discovery.json` says, beside Ray's own file, and `/sd` of
+every endpoint. Where a token is set, give it to Prometheus in both places:
 
-| name | type | labels | unit | meaning |
-|---|---|---|---|---|"""
+```yaml
+scrape_configs:
+  - job_name: rayguard
+    authorization: {type: Bearer, credentials_file: /etc/prometheus/rayguard-token}
+    file_sd_configs:
+      - files: [/tmp/ray/rayguard_metrics_service_discovery.json]
+    # or: http_sd_configs:
+    #       - url: http://<any node>:<port>/sd
+    #         authorization: {type: Bearer, credentials_file: /etc/prometheus/rayguard-token}
+```
+
+**Of a process.** Without agents, each guarded process serves its own at `http://127.0.0.1:<port>/metrics`
+when it is given a port: `RAYGUARD_METRICS_PORT=9400` in its environment, `0` for any free one, or
+`rayguard.serve_metrics(port=0)` in its code. Where the port is taken, any free one is used instead;
+`rayguard status --json` says which (`metrics_url`), and `pool.status()` in the process that owns a
+`RolloutPool`, which serves the pool's.
+
+`together` says what several processes are on a node.
+
+| name | type | labels | unit | together | meaning |
+|---|---|---|---|---|---|"""
 
 _TAIL = """
 Label values are bounded: `kind`, `scope` and `outcome` come from fixed lists, `remedy` is an action and at
@@ -231,8 +263,8 @@ most one safe setting, `engine` and `target` are names given by your code, `piec
 the outcomes of pools come from fixed lists; the `kind` of what cut a request may also be `drained` (its actor
 was dismissed before it was done) and `retried` (its actor lives and could not answer it).
 
-All but the gauges count from the start of the process and never fall. `rayguard_tokens_saved_total` and
-`rayguard_tokens_lost_total` sum over the engines of the process.
+All but the gauges count from the start of the process, or on a node of its agents, and never fall.
+`rayguard_tokens_saved_total` and `rayguard_tokens_lost_total` sum over all engines.
 """
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ OBJECT_INSTRUMENTS: tuple[Instrument[Holdings], ...] = (
     Instrument(
         name="rayguard_objects_held",
         type=MetricType.GAUGE,
-        help="Objects held by this process that it was seen making, as of the last pass; 0 without scopes.",
+        help="Objects held by the process that was seen making them, as of its last pass; 0 without scopes.",
         unit="objects",
         read=_one(lambda holdings: len(holdings.objects)),
     ),
@@ -35,7 +35,7 @@ OBJECT_INSTRUMENTS: tuple[Instrument[Holdings], ...] = (
     Instrument(
         name="rayguard_objects_freed_total",
         type=MetricType.COUNTER,
-        help="Objects whose references in this process were ended with their scope.",
+        help="Objects whose references were ended with their scope, in the process that held them.",
         unit="objects",
         read=_one(lambda holdings: holdings.totals.ended),
     ),
@@ -49,7 +49,7 @@ OBJECT_INSTRUMENTS: tuple[Instrument[Holdings], ...] = (
     Instrument(
         name="rayguard_actor_handles_freed_total",
         type=MetricType.COUNTER,
-        help="Actor handles of this process that were ended with their scope.",
+        help="Actor handles that were ended with their scope.",
         unit="handles",
         read=_one(lambda holdings: holdings.totals.handles_ended),
     ),

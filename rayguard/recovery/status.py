@@ -10,19 +10,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import re
 import socket
-import threading
 import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayguard.private import open_private, open_regular
+from rayguard.private import open_regular
 from rayguard.process.identity import ProcessId
+from rayguard.recovery.published import Published
 from rayguard.recovery.tally import TALLY, EngineTally, Tally
 
 if TYPE_CHECKING:
@@ -30,10 +29,8 @@ if TYPE_CHECKING:
 
     from pydantic import TypeAdapter
 
-_LOG = logging.getLogger("rayguard")
 _NAME = re.compile(r"(\d+)-(\d+)\.json")
 _MAX_PAGE_BYTES = 1 << 20
-_BUSY_DEADLINE_S = 1.0
 KEEP_DEAD_S = 86_400.0
 
 
@@ -86,12 +83,8 @@ class Page:
         return dataclasses.asdict(self)
 
 
-class StatusPage:
-    """Publishes this process's page: when something changed, and at most every ``every_s`` seconds.
-
-    One per process. ``start`` gives it a thread of its own; a process that has a loop anyway calls
-    ``publish`` in it instead.
-    """
+class StatusPage(Published[Page]):
+    """Publishes this process's page: when something changed, and at most every ``every_s`` seconds."""
 
     def __init__(
         self,
@@ -102,68 +95,11 @@ class StatusPage:
         every_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        directory = Path(home).absolute() / "status"
+        super().__init__(directory, "status", self._page, _written, every_s=every_s, clock=clock)
         me = ProcessId.me()
-        self._directory = Path(home).absolute() / "status"
         self._empty = Page(pid=me.pid, started=me.started, world=_world(), host=socket.gethostname(), who=who)
         self._tally = tally
-        self._every_s = every_s
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._shown: Page | None = None  # as it stands on the disk, without its time
-        self._tried_at = float("-inf")
-        self._said: set[str] = set()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def publish(self) -> bool:
-        """Write the page if that is due; say whether the disk has the present one. Never raises."""
-        return self._publish(due=False)
-
-    def start(self) -> None:
-        """Publish from a thread of our own until ``close``, beginning now."""
-        if self._thread is None:
-            self._stop.clear()
-            self._thread = threading.Thread(target=self._run, name="rayguard-status", daemon=True)
-            self._thread.start()
-
-    def close(self) -> None:
-        """End the thread and leave the last state behind. Bounded by one write."""
-        self._stop.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=self._every_s + 1.0)
-            self._thread = None
-        self._publish(due=True)
-
-    def _run(self) -> None:
-        while True:
-            self._publish(due=False)
-            if self._stop.wait(self._every_s):
-                return
-
-    def _publish(self, *, due: bool) -> bool:
-        if os.getpid() != self._empty.pid:  # a forked child would overwrite its parent's page
-            return False
-        if not self._lock.acquire(timeout=_BUSY_DEADLINE_S):  # another thread hangs in a write
-            return False
-        try:
-            return self._publish_changes(due=due)
-        except Exception as error:  # noqa: BLE001 - a watcher's round; a weight version may be anything
-            self._failed(error)
-            return False
-        finally:
-            self._lock.release()
-
-    def _publish_changes(self, *, due: bool) -> bool:
-        page = self._page()
-        if page == self._shown:
-            return True
-        now = self._clock()
-        if not due and now - self._tried_at < self._every_s:
-            return False
-        self._tried_at = now
-        _replace_page(self._directory, dataclasses.replace(page, at=time.time()))
-        self._shown = page
-        return True
 
     def _page(self) -> Page:
         tally = self._tally.snapshot()
@@ -174,30 +110,13 @@ class StatusPage:
             metrics_url=tally.metrics_url,
         )
 
-    def _failed(self, error: Exception) -> None:
-        TALLY.guard_error("status")
-        reason = f"{type(error).__name__} {getattr(error, 'errno', '')}"
-        if reason not in self._said:
-            self._said.add(reason)
-            _LOG.error("the status page in %s cannot be written: %r", self._directory, error)
-
 
 def _engine_page(engine: EngineTally) -> EnginePage:
     return EnginePage(**{f.name: getattr(engine, f.name) for f in dataclasses.fields(EnginePage)})
 
 
-def _replace_page(directory: Path, page: Page) -> None:
-    stem = f"{page.pid}-{page.started}"
-    content = json.dumps(page.to_json(), allow_nan=False).encode()
-    there = open_private(directory)
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(f".{stem}.tmp", flags, 0o600, dir_fd=there)
-        with open(file, "wb") as stream:  # noqa: PTH123 - a descriptor, not a path
-            stream.write(content)
-        os.replace(f".{stem}.tmp", f"{stem}.json", src_dir_fd=there, dst_dir_fd=there)
-    finally:
-        os.close(there)
+def _written(page: Page, at: float) -> bytes:
+    return json.dumps(dataclasses.replace(page, at=at).to_json(), allow_nan=False).encode()
 
 
 def read_pages(home: Path | str) -> list[Page]:

@@ -176,7 +176,7 @@ def test_a_real_scrape_parses_and_has_them_all(tally):
 def test_it_listens_on_loopback_only_by_default(tally):
     """Nothing is shown to a network that nobody asked to show it to."""
     serve_metrics(tally=tally)
-    assert exporter_module._exporters[0]._server.server_address[0] == "127.0.0.1"
+    assert exporter_module._exporters[0]._server.address == "127.0.0.1"
 
 
 def test_ipv6_has_a_url_that_works(tally):

@@ -7,15 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from rayguard.metrics.instrument import MetricType
+from rayguard.metrics.instrument import Merge, MetricType
 from rayguard.metrics.instruments import INSTRUMENTS, markdown
+from rayguard.metrics.job_instruments import JOB_INSTRUMENTS
+from rayguard.metrics.known import known
+from rayguard.metrics.node_instruments import NODE_INSTRUMENTS
 from rayguard.metrics.object_instruments import OBJECT_INSTRUMENTS
 from rayguard.metrics.pool_instruments import POOL_INSTRUMENTS
 from rayguard.metrics.pool_tally import PoolNow, PoolReading, PoolTally
 from rayguard.objects.holdings import Holdings
 from rayguard.recovery.tally import Durations, Tally
 
-EVERY = (*INSTRUMENTS, *OBJECT_INSTRUMENTS, *POOL_INSTRUMENTS)
+EVERY = tuple(known().values())
+SET_RULES = {
+    "rayguard_engine_rung": Merge.MAX,
+    "rayguard_engine_epoch": Merge.MAX,
+    "rayguard_memory_forecast_seconds": Merge.MIN,
+}
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
@@ -24,13 +32,30 @@ def test_names_follow_the_rules(instrument):
     """``rayguard_<noun>``; counters, and only they, end in ``_total``; durations in ``_seconds``."""
     assert re.fullmatch(r"rayguard_[a-z]+(_[a-z]+)*", instrument.name)
     assert instrument.name.endswith("_total") == (instrument.type is MetricType.COUNTER)
-    assert instrument.name.endswith("_seconds") == (instrument.unit == "seconds")
+    unit = instrument.name.removesuffix("_total")
+    assert unit.endswith("_seconds") == (instrument.unit == "seconds")
+    assert unit.endswith("_bytes") == (instrument.unit == "bytes")
     assert instrument.help.endswith(".")
 
 
 def test_names_are_unique():
     """Two with one name would hide each other."""
-    assert len({one.name for one in EVERY}) == len(EVERY)
+    lists = (INSTRUMENTS, OBJECT_INSTRUMENTS, POOL_INSTRUMENTS, NODE_INSTRUMENTS, JOB_INSTRUMENTS)
+    assert sum(map(len, lists)) == len(EVERY)
+
+
+@pytest.mark.parametrize("instrument", EVERY, ids=lambda one: one.name)
+def test_no_label_is_one_that_a_scrape_adds(instrument):
+    """Prometheus would rename it, or lose its own; and ``le`` and what is around it are the client's."""
+    assert not {"job", "instance", "le", "quantile"} & set(instrument.labels)
+
+
+def test_gauges_that_would_lie_as_a_sum_are_none():
+    """Two processes in epoch 3 are not in epoch 6; the nearest forecast is the one that counts."""
+    rules = {one.name: one.merge for one in EVERY if one.merge is not Merge.SUM}
+    assert {name: rules[name] for name in SET_RULES} == SET_RULES
+    assert all(rules[one.name] is Merge.MAX for one in EVERY if one.name.endswith("_info"))
+    assert all(one.type is MetricType.GAUGE for one in EVERY if one.name in rules)
 
 
 def test_no_label_is_unbounded():
@@ -40,6 +65,9 @@ def test_no_label_is_unbounded():
     assert {label for one in INSTRUMENTS for label in one.labels} == allowed
     assert {label for one in OBJECT_INSTRUMENTS for label in one.labels} == set()
     assert {label for one in POOL_INSTRUMENTS for label in one.labels} == of_pools
+    of_nodes = {"place", "device", "actor_class", "ray_job", "kind", "version", "ray_version"}
+    assert {label for one in NODE_INSTRUMENTS for label in one.labels} <= of_nodes
+    assert {label for one in JOB_INSTRUMENTS for label in one.labels} <= {"kind", "scope", "state"}
 
 
 @pytest.mark.parametrize("instrument", INSTRUMENTS, ids=lambda one: one.name)

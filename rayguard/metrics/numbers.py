@@ -1,0 +1,67 @@
+"""The file in which a process leaves its numbers, so that the node's endpoint can show them.
+
+``<home>/numbers/<pid>-<started>.json``: a process that dies at once loses what it counted since the last
+write, at most ``every_s`` seconds of it. The reader is ``rayguard.metrics.node_numbers``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayguard.metrics.sources import readings, sources
+from rayguard.metrics.tables import encode
+from rayguard.process.identity import ProcessId
+from rayguard.process.world import world
+from rayguard.recovery.published import Published
+
+if TYPE_CHECKING:
+    from rayguard.recovery.status import Who
+
+VERSION = 1
+
+
+def directory_of(home: Path | str) -> Path:
+    """Return where the processes of a node leave their numbers."""
+    return Path(home).absolute() / "numbers"
+
+
+class NumbersPage(Published[tuple["Who", list[dict[str, Any]]]]):
+    """Publishes all that this process shows, every ``every_s`` seconds when something changed.
+
+    ``who`` may be set anew when more is known. Unlike the status page it is also written at a normal end.
+    """
+
+    def __init__(self, home: Path | str, who: Who, *, every_s: float = 5.0) -> None:
+        super().__init__(directory_of(home), "numbers", self._numbers, _written, every_s=every_s)
+        self.who = who
+
+    def start(self) -> None:
+        """Publish from a thread of our own until ``close`` or the end of the process."""
+        super().start()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End the thread and leave the last numbers behind. Bounded by one write."""
+        atexit.unregister(self.close)
+        super().close()
+
+    def _numbers(self) -> tuple[Who, list[dict[str, Any]]]:
+        return self.who, encode(readings(sources()))
+
+
+def _written(numbers: tuple[Who, list[dict[str, Any]]], at: float) -> bytes:
+    (who, families), me = numbers, ProcessId.me()
+    page = {
+        "version": VERSION,
+        "pid": me.pid,
+        "started": me.started,
+        "world": world(),
+        "who": dataclasses.asdict(who),
+        "at": at,
+        "families": families,
+    }
+    return json.dumps(page, allow_nan=False, separators=(",", ":")).encode()

@@ -1,0 +1,132 @@
+"""Numbers of instruments as plain values, and how they stand in a file.
+
+What becomes of several of them is ``rayguard.metrics.merging``.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rayguard.metrics.instrument import MetricType
+from rayguard.recovery.tally import Durations
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from rayguard.metrics.instrument import Instrument, Values
+
+    Number: TypeAlias = float | Durations
+    Series: TypeAlias = dict[Values, Number]
+    # By name of the instrument; the values of a key stand in the order of ``labels_of``. Never changed in
+    # place by who was given one: tables share what is in them.
+    Table: TypeAlias = dict[str, Series]
+    Instruments: TypeAlias = Mapping[str, Instrument[Any]]
+    Readings: TypeAlias = Iterable[tuple[Instrument[Any], Iterable[tuple[Values, Number]]]]
+
+RAY_JOB, ACTOR_CLASS = "ray_job", "actor_class"
+_GRAIN = 1 << 20
+
+
+def labels_of(instrument: Instrument[Any]) -> tuple[str, ...]:
+    """Return the labels of an instrument on a node: its own, and whose it is.
+
+    Not ``job``: that is Prometheus's own name for what it scrapes, and would be renamed or hide it.
+    """
+    return _and_whose(instrument.labels)
+
+
+@lru_cache(maxsize=256)
+def _and_whose(labels: tuple[str, ...]) -> tuple[str, ...]:
+    return labels + tuple(one for one in (RAY_JOB, ACTOR_CLASS) if one not in labels)
+
+
+def exact(number: float) -> float:
+    """Round to a millionth, in binary, so that sums do not depend on their order.
+
+    Plain floats do: a counter that moves from one sum to another would fall by its last bit, which
+    Prometheus takes for a restart from zero. Exact to 2^53 for whole numbers, to 2^33 for others.
+    """
+    return round(number * _GRAIN) / _GRAIN
+
+
+def encode(
+    readings: Iterable[tuple[Instrument[Any], Iterable[tuple[Values, Number]]]],
+) -> list[dict[str, Any]]:
+    """Return plain JSON types; a number that is none (NaN, infinite) is left out."""
+    return [
+        {
+            "name": one.name,
+            "type": one.type.value,
+            "samples": [
+                [dict(zip(one.labels, values, strict=True)), _plain(number)]
+                for values, number in numbers
+                if isinstance(number, Durations) or math.isfinite(number)
+            ],
+        }
+        for one, numbers in readings
+    ]
+
+
+def encode_table(table: Table, instruments: Instruments) -> list[dict[str, Any]]:
+    """Return plain JSON types of a table, all its labels included."""
+    return [
+        {
+            "name": name,
+            "type": instruments[name].type.value,
+            "samples": [
+                [dict(zip(labels_of(instruments[name]), values, strict=True)), _plain(number)]
+                for values, number in series.items()
+            ],
+        }
+        for name, series in table.items()
+    ]
+
+
+def _plain(number: Number) -> Any:
+    if isinstance(number, Durations):
+        return {"bounds": number.bounds, "counts": list(number.counts), "sum": number.sum}
+    return number
+
+
+def decode(families: Any, instruments: Instruments, whose: Mapping[str, str]) -> Table:
+    """Return the numbers of a file; ``whose`` gives the labels that it does not say itself.
+
+    An instrument that is not known here (or is of another type here) is left out: it is of another version.
+    Raises ``ValueError`` for what is no such list.
+    """
+    table: Table = {}
+    try:
+        for family in families:
+            instrument = instruments.get(family["name"])
+            if instrument is None or family["type"] != instrument.type.value:
+                continue
+            names = labels_of(instrument)
+            bare = tuple([whose.get(name, "") for name in names])
+            read = _durations if instrument.type is MetricType.HISTOGRAM else _finite
+            table[instrument.name] = {
+                tuple([str(labels.get(n, default)) for n, default in zip(names, bare, strict=True)])
+                if labels
+                else bare: read(number)
+                for labels, number in family["samples"]
+            }
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"not a list of families: {error!r}") from error
+    return table
+
+
+def _finite(number: Any) -> float:
+    if not isinstance(number, (int, float)) or not math.isfinite(number):
+        raise ValueError(f"not a number: {number!r}")
+    return exact(number)
+
+
+def _durations(number: Any) -> Durations:
+    bounds, counts = tuple(number["bounds"]), list(number["counts"])
+    right = all(isinstance(one, (int, float)) for one in bounds) and all(
+        isinstance(one, int) for one in counts
+    )
+    if not right or len(counts) != len(bounds) + 1 or list(bounds) != sorted(set(bounds)):
+        raise ValueError(f"not a histogram: {number!r}")
+    return Durations(bounds, counts, _finite(number["sum"]))
