@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rayguard.actors import tasks, wrap
 from rayguard.actors.keeper import IDEMPOTENT, RAY_RETRIES
+from rayguard.actors.methods import public_methods
 from rayguard.actors.options import MARK, Guarding, filled, install
 from rayguard.errors import ConfigError
 from rayguard.faults.fault import Role
@@ -22,7 +23,7 @@ from rayguard.recovery.harmless import harmless
 from rayguard.recovery.policy import GuardPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from rayguard.recovery.memory_policy import MemoryPolicy
 
@@ -102,7 +103,7 @@ def guard_class(target: T, mark: Guarding) -> T:
         raise ConfigError(
             f"{cls.__name__} is guarded twice; one @rayguard.guard is enough, keep the outer one"
         )
-    methods = dict(_methods(cls))
+    methods = dict(public_methods(cls))
     late = _importable(cls)
     role = mark.role if before is None else before.role
     kept = replace(mark, role=role, late=late if before is None else before.late)
@@ -159,20 +160,6 @@ def _plain_class(target: Any) -> type:
         raise ConfigError("guard() was put on what @ray.remote made of a function: put it below @ray.remote")
     what = "a function" if inspect.isroutine(target) else f"an object of {type(target).__name__}"
     raise ConfigError(f"guard() was put on {target!r}, {what} and no class; {_USAGE}")
-
-
-def _methods(cls: type) -> Iterator[tuple[str, FunctionType]]:
-    """Yield the public methods and ``__init__``, inherited ones too; what is guarded already is left out.
-
-    Static and class methods, properties and other descriptors stay as they are, and so do names with an
-    underscore: Ray's own ``__ray_call__`` and ``__ray_terminate__`` among them.
-    """
-    for name in dir(cls):
-        if name.startswith("_") and name != "__init__":
-            continue
-        found = inspect.getattr_static(cls, name)
-        if isinstance(found, FunctionType) and not wrap.is_guarded(found):
-            yield name, found
 
 
 def _above_ray(actor_class: Any, mark: Guarding, names: Iterable[str]) -> None:

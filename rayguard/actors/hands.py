@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rayguard.actors.leaks import free_leaks
+from rayguard.actors.options import mark_of
 from rayguard.actors.tasks import Task
 from rayguard.engine.footprint import measure
 from rayguard.memory.probes.process import ProcessMemory
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 HOOK = "reduce_memory"
 LEAVE = "rayguard_leave"  # of an actor that a pool serves (``pool.member``)
+_WATCHED = "it is only watched"
 _OF_A_TASK = {
     Relief.REDUCE: "the task has ended",
     Relief.RECYCLE: "its process is Ray's, for the next task: @ray.remote(max_calls=...) has it replaced",
@@ -58,6 +60,9 @@ class Hands:
         """Say which reliefs are not open to this actor or task, and why."""
         if isinstance(self.instance, Task):
             return dict(_OF_A_TASK)
+        mark = mark_of(type(self.instance))
+        if mark is not None and mark.watching:
+            return dict.fromkeys((Relief.REDUCE, Relief.RECYCLE, Relief.ENGINE), _WATCHED)
         if callable(getattr(self.instance, HOOK, None)):
             return {}
         return {Relief.REDUCE: f"{type(self.instance).__name__} has no {HOOK}(wanted_bytes)"}

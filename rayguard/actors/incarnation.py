@@ -16,6 +16,7 @@ from typing import Any
 
 from rayguard.recovery.harmless import harmless
 
+PROCESS_PART = "process"  # of an actor's memory: its restarts, and what ended its last life
 _NAMESPACE = b"rayguard"
 _VERSION = 1
 _MAX_BYTES = 256 << 10  # the table lives in the memory of Ray's control process
@@ -101,6 +102,7 @@ class PastDeath:
     at: float  # wall clock, seconds
     how: str
     exitcode: int | None = None
+    node_id: str = ""
 
     @classmethod
     def before_this(cls) -> PastDeath | None:
@@ -124,7 +126,13 @@ class PastDeath:
         detail = dead.exit_detail.partition(" Some common causes include")[0]
         said = _EXIT_CODE.search(detail)
         code = int(said.group(1)) if said else _crash(earlier[-1].worker_id.hex(), dead.pid)
-        return cls(pid=dead.pid, at=dead.end_time_ms / 1000, how=f"{kind}: {detail}", exitcode=code)
+        return cls(
+            pid=dead.pid,
+            at=dead.end_time_ms / 1000,
+            how=f"{kind}: {detail}",
+            exitcode=code,
+            node_id=earlier[-1].node_id.hex(),
+        )
 
 
 def _crash(worker_id: str, pid: int) -> int | None:

@@ -26,7 +26,7 @@ from rayguard.faults.fault import Fault, facts_of
 from rayguard.recovery.calls import Restart, decide_call, needs_new_process
 from rayguard.recovery.harmless import harmless
 from rayguard.recovery.incident import Incident, Outcome, attach, incident_of
-from rayguard.recovery.remedy import Action
+from rayguard.recovery.remedy import WATCHED, Action
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 IDEMPOTENT = "__rayguard_idempotent__"
 RAY_RETRIES = "__ray_max_task_retries__"
 _GUARDED_FRAME = "_rayguard_guarded"  # what the wrappers' inner functions are called
-_OWN_FRAMES = frozenset({_GUARDED_FRAME, "_rayguard_init"})
+_OWN_FRAMES = frozenset({_GUARDED_FRAME, "_rayguard_init", "_rayguard_watched"})
 _RAY_ERRORS = "ray.exceptions."
 # How Ray and Python steer; not failures.
 _STEERING = frozenset({"AsyncioActorExit", "TaskCancelledError", "StopIteration", "StopAsyncIteration"})
@@ -111,13 +111,7 @@ class Rescue:
         facts = _without_us(facts_of(error, role=self._mark.role, at=now))
         fault = Fault(role=self._mark.role, operation=self._target, exceptions=facts, at=now)
         diagnosis = records.diagnosed(fault)
-        remedy = decide_call(
-            diagnosis,
-            attempt=self._attempt,
-            idempotent=self._idempotent,
-            restart=self._restart(fault, diagnosis),
-            policy=self._mark.policy,
-        )
+        remedy = WATCHED if self._mark.watching else self._remedy(fault, diagnosis)
         incident = records.opened(
             fault, diagnosis, remedy, target=self._target, incarnation=restart.standing.incarnation
         )
@@ -127,6 +121,15 @@ class Rescue:
             incident = replace(incident, id=self._incident.id, detected_at=self._incident.detected_at)
         self._incident = incident
         return self._enact(error, diagnosis, remedy, incident)
+
+    def _remedy(self, fault: Fault, diagnosis: Diagnosis) -> Remedy:
+        return decide_call(
+            diagnosis,
+            attempt=self._attempt,
+            idempotent=self._idempotent,
+            restart=self._restart(fault, diagnosis),
+            policy=self._mark.policy,
+        )
 
     def repeats(self, error: BaseException) -> bool:
         """Answer tenacity: is the call to be made (again) after ``error``?"""
@@ -192,7 +195,7 @@ class Rescue:
         retries = getattr(self._method, RAY_RETRIES, None)
         if not self._idempotent or retries == 0:
             return False
-        return retries is not None or ray_repeats(restart.standing.incarnation.actor_id)
+        return retries is not None or ray_repeats(restart.standing.incarnation.actor_id, self._mark)
 
 
 def _without_us(facts: tuple[ExceptionFact, ...]) -> tuple[ExceptionFact, ...]:

@@ -28,7 +28,9 @@ class Guarding:
 
     ``late``: the class was guarded after its module had defined it. A worker that imports the module sees it
     bare, so its wrappers must travel with the actor class. ``implied``: guarded because of a base class
-    (``RolloutMixin``); an explicit guard may say it in its own words.
+    (``RolloutMixin``); an explicit guard may say it in its own words. ``watching``: what happens is told, and
+    nothing is done: no call is repeated, no process ended or given up, no option set. ``by_plugin``: guarded
+    by name, without a word in the user's code. ``group``: the rank group that it was said to be of.
     """
 
     policy: GuardPolicy = field(default_factory=GuardPolicy)
@@ -36,6 +38,9 @@ class Guarding:
     role: Role = Role.ACTOR
     late: bool = False
     implied: bool = False
+    watching: bool = False
+    by_plugin: bool = False
+    group: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrived, ({f.name: getattr(self, f.name) for f in fields(self)},)
@@ -92,7 +97,7 @@ def _hooked(create: Any) -> Any:
 def _prepared(actor_class: Any, options: dict[str, Any]) -> dict[str, Any]:
     modified = actor_class.__ray_metadata__.modified_class
     mark = None if modified is None else mark_of(modified)
-    if mark is None:
+    if mark is None or mark.watching:
         return options
     if mark.late:
         from rayguard.actors import wrap  # noqa: PLC0415 - it imports this module
@@ -109,11 +114,26 @@ def _tell_actor(actor_class: Any, handle: Any, options: dict[str, Any]) -> None:
     """
     modified = actor_class.__ray_metadata__.modified_class
     mark = None if modified is None else mark_of(modified)
-    if mark is None or options.get("get_if_exists") or options.get(RETRIES) != 0 or not mark.idempotent:
+    if (
+        mark is None
+        or mark.watching
+        or options.get("get_if_exists")
+        or options.get(RETRIES) != 0
+        or not mark.idempotent
+    ):
         return
-    ActorMemory(handle._actor_id.hex(), "options").save({RETRIES: 0})  # noqa: SLF001 - its only name
+    tell_retries(handle._actor_id.hex(), 0)  # noqa: SLF001 - its only name
 
 
-def ray_repeats(actor_id: str) -> bool:
-    """Say whether Ray repeats this actor's calls after a restart, as far as ``_tell_actor`` left word."""
-    return ActorMemory(actor_id, "options").load().get(RETRIES) != 0
+def tell_retries(actor_id: str, retries: int) -> None:
+    """Leave word for an actor of how often Ray repeats its calls after a restart."""
+    ActorMemory(actor_id, "options").save({RETRIES: retries})
+
+
+def ray_repeats(actor_id: str, mark: Guarding) -> bool:
+    """Say whether Ray repeats this actor's calls after a restart, as far as its creator left word.
+
+    Without a word it does, but not where the plugin guards: its creator may have known nothing of rayguard.
+    """
+    without_a_word = 0 if mark.by_plugin else _ALWAYS
+    return bool(ActorMemory(actor_id, "options").load().get(RETRIES, without_a_word) != 0)

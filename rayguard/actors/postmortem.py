@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rayguard.actors.incarnation import PROCESS_PART, ActorMemory
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.home import home
 from rayguard.recovery.harmless import harmless
@@ -99,6 +100,15 @@ class Postmortem:
         if not grew:
             return f"the actor's process {pid} {verdict.how}"
         return f"the actor's process {pid}: {grew}, {verdict.how.removeprefix('was ')}"
+
+
+def told_by_next_life(actor_id: str, pid: int) -> str:
+    """Return the kind of the incident that an actor's present life tells of the end of ``pid``; '' for none.
+
+    That life may be on another node, with another journal.
+    """
+    told = ActorMemory(actor_id, PROCESS_PART).load().get("told") or {}
+    return str(told.get("kind", "")) if told.get("pid") == pid else ""
 
 
 def _recording(pid: int, actor_id: str) -> Recording | None:

@@ -17,17 +17,18 @@ from rayguard.recovery.harmless import counted, harmless
 
 if TYPE_CHECKING:
     from rayguard.actors.incarnation import Incarnation
+    from rayguard.metrics.numbers import NumbersPage
     from rayguard.process.leftovers import Leftover
     from rayguard.recovery.status import StatusPage
 
 _log = logging.getLogger("rayguard")
 _lock = threading.Lock()
 _page: StatusPage | None = None
+_numbers: NumbersPage | None = None
 
 
 def show(life: Incarnation, name: str) -> None:
     """Publish the page of this process and serve its metrics, if the settings say so."""
-    global _page  # noqa: PLW0603 - one page per process
     with _lock:
         if _page is not None:
             return
@@ -40,12 +41,18 @@ def show(life: Incarnation, name: str) -> None:
             from rayguard.metrics.exporter import serve_as_configured  # noqa: PLC0415
 
             serve_as_configured()
-        with harmless("status"):
-            from rayguard.config import Settings  # noqa: PLC0415
-            from rayguard.recovery.status import StatusPage, Who  # noqa: PLC0415
+    show_page(life, name)
 
+
+def show_page(life: Incarnation, name: str) -> None:
+    """Publish the page of this process, once. Loads no settings."""
+    global _page  # noqa: PLW0603 - one page per process
+    with _lock, harmless("status"):
+        from rayguard.recovery.status import StatusPage, Who  # noqa: PLC0415 - not for every guarded actor
+
+        if _page is None:
             who = Who(actor_class=name, actor_id=life.actor_id, job_id=life.job_id, incarnation=life.number)
-            _page = StatusPage(Settings().home, who)
+            _page = StatusPage(home(), who)
             _page.start()
 
 
@@ -53,6 +60,31 @@ def show_if_asked(life: Incarnation, name: str) -> None:
     """Do as ``show`` where a port was given, and else nothing: it takes a third of a second."""
     if os.environ.get("RAYGUARD_METRICS_PORT"):
         show(life, name)
+
+
+def show_numbers(life: Incarnation, name: str) -> None:
+    """Leave the numbers of this process for the endpoint of its node, from now on.
+
+    A second call says anew whose they are: the actor's, in a worker that had none yet. Loads no settings and
+    no Prometheus.
+    """
+    global _numbers  # noqa: PLW0603 - one file per process
+    with _lock, harmless("numbers"):
+        from rayguard.metrics.numbers import NumbersPage  # noqa: PLC0415 - most processes have no use for it
+        from rayguard.recovery.status import Who  # noqa: PLC0415
+
+        who = Who(actor_class=name, actor_id=life.actor_id, job_id=life.job_id, incarnation=life.number)
+        if _numbers is not None:
+            _numbers.who = who
+            return
+        _numbers = NumbersPage(home(), who)
+        _numbers.start()
+
+
+def leave_numbers() -> None:
+    """Leave the last numbers of this process behind: it is about to end, and no handler will run."""
+    if _numbers is not None:
+        _numbers.publish_now()
 
 
 def record(life: Incarnation, name: str) -> None:

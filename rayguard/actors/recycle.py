@@ -48,7 +48,7 @@ def _ray_would_not(instance: object, mark: Guarding) -> str:
         return "this is not the actor of its process"
     if not life.restartable:
         return "Ray would not start it again (max_restarts)"
-    if not mark.idempotent or not ray_repeats(life.actor_id):
+    if not mark.idempotent or not ray_repeats(life.actor_id, mark):
         return "Ray would not repeat the calls that wait (max_task_retries)"
     return ""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rayguard.actors import kept, leaving, records
 from rayguard.actors.incarnation import (
+    PROCESS_PART,
     ActorMemory,
     Incarnation,
     PastDeath,
@@ -24,7 +25,7 @@ from rayguard.actors.incarnation import (
 from rayguard.actors.last_answer import Answer, LastAnswers, present_task
 from rayguard.actors.options import Guarding, mark_of
 from rayguard.actors.postmortem import Postmortem
-from rayguard.actors.presence import last_page, reap, record, show_if_asked
+from rayguard.actors.presence import last_page, leave_numbers, reap, record, show_if_asked
 from rayguard.errors import GaveUpError, StateLostError
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.faults.fault import Fault, ProcessExit, Role
@@ -39,10 +40,13 @@ if TYPE_CHECKING:
 
     from rayguard.faults.diagnosis import Diagnosis
 
-_PART = "process"
+_PART = PROCESS_PART
 _DEATH_OF_CHILDREN_S = 1.0
 _GONE = "exit code unknown"  # what a verdict quotes of an exit that nobody can explain
 _RESTART = Remedy(action=Action.RESTART_PROCESS)
+_BY_RAY = Remedy(
+    action=Action.RESTART_PROCESS, reason="only watched: Ray started it again, as it was told to"
+)
 _ADVICE = (
     "read `rayguard incidents` and the actor's log for what ends it; when such deaths are to be expected, "
     "raise GuardPolicy(process_budget=...); then create the actor anew"
@@ -117,6 +121,7 @@ def end_process(incident: Incident | None) -> NoReturn:
         if incident is not None:
             records.record(incident)
             _leave_word(incident)
+        leave_numbers()
         _end_children()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -135,6 +140,7 @@ def end_process_after_answer(incident: Incident) -> None:
     recorder.ending(RAYGUARD + incident.cause)
     records.record(incident)
     _leave_word(incident)
+    leave_numbers()
     leaving.leave_soon(standing.incarnation, _end_children)
 
 
@@ -250,17 +256,16 @@ def _enter(instance: object) -> None:
     now = time.time()
     recent = mark.policy.process_budget.recent(earlier, now)
     recycled = (word.get("incident") or {}).get("remedy") == RECYCLED.label  # has a budget of its own
-    allowed = recycled or mark.policy.process_budget.allows(earlier, now)
+    allowed = recycled or mark.watching or mark.policy.process_budget.allows(earlier, now)
     standing = replace(standing, restarts=(*recent, now) if allowed and not recycled else recent)
     if not allowed:
         gate = _refuse  # before anything that may fail: the budget must hold
-    memory.save({"restarts": list(standing.restarts), "incident": None})
+    known = {"restarts": list(standing.restarts), "incident": None}
+    memory.save(known)
     with harmless("incident"):
         incident = _incident(word, type(instance).__name__, mark)
-        if not allowed:
-            incident = _given_up(incident)
-            records.record(incident)
-        standing = replace(standing, incident=incident)
+        memory.save({**known, "told": {"pid": incident.pid, "kind": incident.kind}})
+        standing = replace(standing, incident=incident if allowed else _given_up(incident))
 
 
 def _show_itself(instance: object) -> None:
@@ -293,11 +298,13 @@ def _incident(word: dict[str, Any], target: str, mark: Guarding) -> Incident:
     found = Postmortem.of(death, actor_id)
     fault = Fault(role=mark.role, exits=exits, log=(death.how, *found.log), at=death.at)
     diagnosis = found.judged(_of_a_process(records.diagnosed(fault), death), death)
-    incident = records.opened(fault, diagnosis, _RESTART, target=target, incarnation=standing.incarnation)
+    remedy = _BY_RAY if mark.watching else _RESTART
+    incident = records.opened(fault, diagnosis, remedy, target=target, incarnation=standing.incarnation)
     with harmless("status"):
         incident = replace(incident, notes=(*incident.notes, *last_page(death.pid, death.at)))
     incident = found.noted_on(incident)
-    return replace(incident, pid=death.pid, incarnation=standing.incarnation.number - 1, tokens_lost=lost)
+    number, node = standing.incarnation.number - 1, death.node_id or incident.node  # perhaps another one
+    return replace(incident, pid=death.pid, node=node, incarnation=number, tokens_lost=lost)
 
 
 def _of_a_process(diagnosis: Diagnosis, death: PastDeath) -> Diagnosis:
@@ -312,7 +319,9 @@ def _of_a_process(diagnosis: Diagnosis, death: PastDeath) -> Diagnosis:
 
 
 def _given_up(incident: Incident) -> Incident:
-    return replace(records.closed(incident, Outcome.FAILED), remedy=Remedy(action=Action.GIVE_UP).label)
+    final = replace(records.closed(incident, Outcome.FAILED), remedy=Remedy(action=Action.GIVE_UP).label)
+    records.record(final)
+    return final
 
 
 # Guarded calls pass it when it is not None: until the life has begun, and for ever once it is given up.

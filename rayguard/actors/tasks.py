@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayguard.actors import presence, restart, wrap
 from rayguard.actors.incarnation import Incarnation, inside_ray_worker, this_actor
+from rayguard.actors.methods import is_guarded, leave
 from rayguard.actors.options import MARK, Guarding, mark_of
 from rayguard.errors import ConfigError
 from rayguard.process import recorder
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from types import FunctionType
 
-_CALL = "task"  # what the one call of a task is called: `tokenize.task`
+CALL = "task"  # what the one call of a task is called: `tokenize.task`
 
 
 class Task:
@@ -38,24 +39,34 @@ def guard_function(function: FunctionType, mark: Guarding) -> Callable[..., Any]
         ConfigError: It is a coroutine function, a method, guarded already, or its policy names a step.
     """
     _check(function, mark)
-    owner: Task = type(function.__name__, (Task,), {MARK: mark, "__module__": __name__})()
+    return guarded(function, stand_in(function.__name__, mark))
+
+
+def stand_in(name: str, mark: Guarding) -> Task:
+    """Return what stands for a function of this name."""
+    owner: Task = type(name, (Task,), {MARK: mark, "__module__": __name__})()
+    return owner
+
+
+def guarded(function: FunctionType, owner: Task) -> Callable[..., Any]:
+    """Return ``function`` as a call of ``owner``, whatever it is: see ``guard_function``."""
 
     def _rayguard_guarded(_owner: Task, /, *args: Any, **kwargs: Any) -> Any:  # for the name, see ``wrap``
         return function(*args, **kwargs)
 
-    guarded = wrap.wrap(_CALL, function, through=_rayguard_guarded)
+    call = wrap.wrap(CALL, function, through=_rayguard_guarded)
 
     def plain(*args: Any, **kwargs: Any) -> Any:
         arrive(owner)
-        return guarded(owner, *args, **kwargs)
+        return call(owner, *args, **kwargs)
 
     def stream(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         arrive(owner)
-        return (yield from guarded(owner, *args, **kwargs))
+        return (yield from call(owner, *args, **kwargs))
 
     task: Callable[..., Any] = stream if inspect.isgeneratorfunction(function) else plain
     functools.update_wrapper(task, function)
-    return wrap.leave(task)
+    return leave(task)
 
 
 def arrive(task: Task) -> None:
@@ -83,7 +94,7 @@ def _life() -> Incarnation:
 
 def _check(function: FunctionType, mark: Guarding) -> None:
     name, around = function.__qualname__, function.__qualname__.rpartition(".")[0]
-    if wrap.is_guarded(function):
+    if is_guarded(function):
         raise ConfigError(f"{name} is guarded twice; one @rayguard.guard is enough")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(f"guard() was put on {name}, an async function: Ray runs none as a task")

@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rayguard.actors import boundary, keeper, leaving, restart
+from rayguard.actors.methods import is_guarded, leave
 from rayguard.actors.options import MARK, mark_of
 from rayguard.process import recorder
 from rayguard.recovery import tally
@@ -25,24 +26,10 @@ if TYPE_CHECKING:
     from rayguard.actors.last_answer import Answer
 
     Method = Callable[..., Any]
-    F = TypeVar("F", bound=Method)
-
-_GUARDED = "__rayguard_guarded__"
 
 
 class _Ended:
     """Stands for the end of a stream. A class, since it is pickled by name: an object would be copied."""
-
-
-def is_guarded(method: object) -> bool:
-    """Say whether ``method`` is one of our wrappers."""
-    return getattr(method, _GUARDED, False) is True
-
-
-def leave(method: F) -> F:
-    """Mark ``method`` as one that no guard wraps: it belongs to the guard itself."""
-    setattr(method, _GUARDED, True)
-    return method
 
 
 def wrap(name: str, method: FunctionType, *, through: Method | None = None) -> Method:
@@ -64,8 +51,7 @@ def wrap(name: str, method: FunctionType, *, through: Method | None = None) -> M
     # Sets __wrapped__, through which Ray reads signatures and @ray.method attributes, and copies those
     # attributes, by which frameworks find their methods.
     functools.update_wrapper(guarded, method)
-    setattr(guarded, _GUARDED, True)
-    return guarded
+    return leave(guarded)
 
 
 def inherited(owner: type, name: str, method: FunctionType) -> Method:
@@ -148,8 +134,8 @@ def _pass(self: Any) -> Answer | None:
     return None
 
 
-def _enter(self: Any, name: str) -> tuple[Boundary | None, int]:
-    """Tell whoever wants to know that a call begins; what is returned is for ``_exit``."""
+def begin_call(self: Any, name: str) -> tuple[Boundary | None, int]:
+    """Tell whoever wants to know that a call begins; what is returned is for ``end_call``."""
     owner = type(self).__name__
     tally.TALLY.calls[owner] += 1  # no lock: see Tally
     watch = boundary.watch
@@ -158,7 +144,7 @@ def _enter(self: Any, name: str) -> tuple[Boundary | None, int]:
     return watch, recorder.begin(owner, name)
 
 
-def _exit(self: Any, name: str, entered: tuple[Boundary | None, int]) -> None:
+def end_call(self: Any, name: str, entered: tuple[Boundary | None, int]) -> None:
     """Tell them that it has ended. Only those who were told of its begin: one may have come meanwhile."""
     watch, began = entered
     recorder.end(began)
@@ -175,7 +161,7 @@ def _sync(name: str, call: Method) -> Method:
             known = _admit(self)
             if known is not None:
                 return known.value
-        entered, rescue = _enter(self, name), None
+        entered, rescue = begin_call(self, name), None
         try:
             try:
                 answer = call(self, *args, **kwargs)
@@ -186,7 +172,7 @@ def _sync(name: str, call: Method) -> Method:
             if rescue is not None:
                 answer = keeper.repeat(rescue, lambda: call(self, *args, **kwargs))
         finally:
-            _exit(self, name, entered)
+            end_call(self, name, entered)
         if leaving.is_leaving():
             leaving.answered(answer)
         return answer
@@ -200,7 +186,7 @@ def _async(name: str, call: Method) -> Method:
             known = await _admit_async(self)
             if known is not None:
                 return known.value
-        entered, rescue = _enter(self, name), None
+        entered, rescue = begin_call(self, name), None
         try:
             try:
                 answer = await call(self, *args, **kwargs)
@@ -211,7 +197,7 @@ def _async(name: str, call: Method) -> Method:
             if rescue is not None:
                 answer = await keeper.repeat_async(rescue, lambda: call(self, *args, **kwargs))
         finally:
-            _exit(self, name, entered)
+            end_call(self, name, entered)
         if leaving.is_leaving():
             leaving.answered(answer)
         return answer
@@ -223,7 +209,7 @@ def _generator(name: str, call: Method) -> Method:
     def _rayguard_guarded(self: Any, /, *args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         if restart.gate is not None or leaving.is_leaving():
             _admit(self)
-        entered = _enter(self, name)
+        entered = begin_call(self, name)
         try:
             stream = _begun(self, name, call, args, kwargs)
             try:
@@ -232,7 +218,7 @@ def _generator(name: str, call: Method) -> Method:
                 keeper.judge(self, name, call, error, repeatable=False)
                 raise
         finally:
-            _exit(self, name, entered)
+            end_call(self, name, entered)
 
     return _rayguard_guarded
 
@@ -241,7 +227,7 @@ def _async_generator(name: str, call: Method) -> Method:
     async def _rayguard_guarded(self: Any, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         if restart.gate is not None or leaving.is_leaving():
             await _admit_async(self)
-        entered = _enter(self, name)
+        entered = begin_call(self, name)
         try:
             stream, item = await _begun_async(self, name, call, args, kwargs)
             sent = thrown = None
@@ -257,7 +243,7 @@ def _async_generator(name: str, call: Method) -> Method:
                 keeper.judge(self, name, call, error, repeatable=False)
                 raise
         finally:
-            _exit(self, name, entered)
+            end_call(self, name, entered)
 
     return _rayguard_guarded
 

@@ -123,9 +123,12 @@ def _followed(fault: Fault, diagnosis: Diagnosis) -> tuple[str, ...]:
 
 
 def attach(error: BaseException, incident: Incident) -> None:
-    """Hang ``incident`` on ``error`` so that it survives pickling; silently skip errors without a dict."""
+    """Hang ``incident`` on ``error`` so that it survives pickling; silently skip errors without a dict.
+
+    As plain JSON types: whoever reads the error may not have rayguard (a driver of a cluster that has).
+    """
     try:
-        setattr(error, _ATTRIBUTE, incident)
+        setattr(error, _ATTRIBUTE, incident.to_json())
     except (AttributeError, TypeError):
         return
     if hasattr(error, "add_note"):  # Python 3.11+: shows in every traceback
@@ -139,8 +142,8 @@ def incident_of(error: BaseException) -> Incident | None:
         if link is None:
             return None
         found = getattr(link, _ATTRIBUTE, None)
-        if isinstance(found, Incident):
-            return found
+        if isinstance(found, dict):
+            return Incident.from_json(found)
         wrapped = getattr(link, "cause", None)
         link = wrapped if isinstance(wrapped, BaseException) else (link.__cause__ or link.__context__)
     return None

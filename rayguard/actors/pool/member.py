@@ -12,11 +12,11 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from rayguard.actors.methods import leave
 from rayguard.actors.mixins import RolloutMixin
 from rayguard.actors.pool.outbox import Outbox
 from rayguard.actors.pool.result import Sample
 from rayguard.actors.pool.wire import Failed, Finished, Hello, Report
-from rayguard.actors.wrap import leave
 from rayguard.errors import ConfigError, QuarantinedError, RayguardError, RequestError, WrongSessionError
 from rayguard.process.identity import ProcessId
 from rayguard.recovery.harmless import harmless

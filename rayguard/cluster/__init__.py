@@ -1,0 +1,1 @@
+"""Nodes and jobs: the plugin, the node agents, the supervisors."""

@@ -1,0 +1,446 @@
+"""The plugin's hands without a cluster: nothing that fails in them reaches a worker or a user's call."""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import threading
+import types
+
+import pytest
+
+from rayguard.actors import restart
+from rayguard.cluster import arriving, creation, driver, early, hook, named_classes, plugin, watched
+from rayguard.cluster.plugin import RayguardPlugin, variables
+from rayguard.cluster.plugin_config import asked
+from rayguard.errors import ConfigError
+from rayguard.recovery import journal
+from rayguard.recovery.incident import incident_of
+from rayguard.recovery.journal import Journal
+
+
+class Context:
+    """What the plugin sees of Ray's ``RuntimeEnvContext``."""
+
+    def __init__(self, python=sys.executable, **env_vars):
+        self.py_executable = python
+        self.env_vars = env_vars
+
+
+def started(context, given):
+    """Return the variables of a worker that a fresh plugin has prepared."""
+    ours = RayguardPlugin()
+    env = {"rayguard": given}
+    ours.validate(env)
+    asyncio.run(ours.create(None, env, context, logging.getLogger("test")))
+    ours.modify_context([], env, context, logging.getLogger("test"))
+    return context.env_vars
+
+
+# -- the plugin, in the agent of a node
+
+
+def test_a_worker_gets_the_hook_and_the_configuration():
+    """All that its start needs, in its environment."""
+    found = started(Context(USERS="own"), {"metrics_port": 0, "home": "/var/rayguard"})
+    assert found["USERS"] == "own"
+    assert found[hook.HOOK] == hook.SETUP
+    assert found[hook.DRIVER_HOOK] == hook.PREPARE
+    assert json.loads(found[hook.PLUGIN]) == asked({"metrics_port": 0, "home": "/var/rayguard"})
+    assert (found["RAYGUARD_HOME"], found["RAYGUARD_METRICS_PORT"]) == ("/var/rayguard", "0")
+
+
+@pytest.mark.parametrize("off", [None, False])
+def test_switched_off_it_sets_nothing(off):
+    """The environment is the user's own."""
+    assert started(Context(USERS="own"), off) == {"USERS": "own"}
+
+
+def test_hooks_of_the_user_are_kept_for_later():
+    """Those of the runtime_env go before those that the node has."""
+    config = asked({})
+    found = variables(config, {hook.HOOK: "their.hook"}, {hook.DRIVER_HOOK: "their.driver"})
+    assert found[hook.USERS_HOOK] == "their.hook"
+    assert found[hook.USERS_DRIVER_HOOK] == "their.driver"
+    again = variables(config, {hook.HOOK: hook.SETUP, hook.DRIVER_HOOK: hook.PREPARE}, {})
+    assert hook.USERS_HOOK not in again  # never our own: it would call itself
+    assert hook.USERS_DRIVER_HOOK not in again
+
+
+@pytest.mark.parametrize("python", ["/no/such/python", f"{sys.executable} -S -I"])
+def test_a_python_without_rayguard_starts_without_it(python):
+    """Ray ends a worker whose hook cannot be loaded."""
+    assert started(Context(python, USERS="own"), {}) == {"USERS": "own"}
+
+
+@pytest.mark.parametrize("step", ["_asked", "_place", "variables"])
+def test_an_error_in_the_plugin_leaves_the_worker_as_it_was(monkeypatch, step):
+    """Each step is made to fail."""
+    context = Context(USERS="own")
+    env = {"rayguard": {}}
+    ours = RayguardPlugin()
+    monkeypatch.setattr(plugin, step, failing)
+    asyncio.run(ours.create(None, env, context, logging.getLogger("test")))
+    ours.modify_context([], env, context, logging.getLogger("test"))
+    assert context.env_vars == {"USERS": "own"}
+
+
+def test_a_broken_installation_refuses_no_job(monkeypatch):
+    """Without pydantic nothing can be checked; Ray's own errors would stop every worker."""
+    monkeypatch.setitem(sys.modules, "rayguard.cluster.plugin_config", None)
+    assert started(Context(USERS="own"), {"gaurd": 1}) == {"USERS": "own"}
+
+
+def failing(*_args, **_options):
+    raise OSError("made to fail")
+
+
+# -- the hook, in a worker
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    """A worker's environment and a function manager that the hook may patch."""
+    from ray._private.function_manager import FunctionActorManager
+    from ray.actor import ActorClass
+
+    for name in ("_load_actor_class_from_gcs", "_load_actor_class_from_local", "get_execution_info"):
+        monkeypatch.setattr(FunctionActorManager, name, getattr(FunctionActorManager, name))
+    monkeypatch.setattr(ActorClass, "_remote", ActorClass._remote)
+    monkeypatch.setattr(creation, "named", {})
+    monkeypatch.setattr(watched, "config", {})
+    monkeypatch.setenv(hook.PLUGIN, json.dumps(asked({"guard": ["a:B"]})))
+    monkeypatch.setenv(hook.HOOK, hook.SETUP)
+    return FunctionActorManager
+
+
+def test_the_hook_takes_itself_out_of_the_environment(worker):
+    """What this worker starts finds what its user has set, and no trace of ours."""
+    hook.setup()
+    assert hook.HOOK not in os.environ
+    assert set(creation.named) == {"a:B"}
+
+
+def test_the_users_hook_runs_and_its_errors_are_rays(worker, monkeypatch):
+    """As without us: a worker whose hook fails does not start."""
+    monkeypatch.setenv(hook.USERS_HOOK, "no_such_module.function")
+    with pytest.raises(RuntimeError, match="no_such_module"):
+        hook.setup()
+    assert os.environ[hook.HOOK] == "no_such_module.function"
+
+
+@pytest.mark.parametrize("step", ["_watch_classes", "_watch_functions", "_set_options"])
+def test_a_step_that_fails_stops_neither_the_worker_nor_the_others(worker, monkeypatch, step):
+    """Each step is made to fail; the user's hook runs all the same."""
+    ran = []
+    module = types.ModuleType("hook_of_a_user")
+    module.function = lambda: ran.append(True)
+    monkeypatch.setitem(sys.modules, "hook_of_a_user", module)
+    monkeypatch.setenv(hook.USERS_HOOK, "hook_of_a_user.function")
+    before = worker._load_actor_class_from_gcs
+    monkeypatch.setattr(hook, step, named(step, failing))
+    hook.setup()
+    assert ran == [True]
+    assert (worker._load_actor_class_from_gcs is before) == (step == "_watch_classes")
+
+
+def named(name, function):
+    """Return a function of this name."""
+    copy = types.FunctionType(function.__code__, function.__globals__, name)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+@pytest.mark.parametrize("said", ["", "{", "[]", '{"guard": 1}'])
+def test_a_configuration_that_cannot_be_read_stops_nothing(worker, monkeypatch, said):
+    """Of another version, or torn."""
+    monkeypatch.setenv(hook.PLUGIN, said)
+    hook.setup()
+
+
+def test_an_error_in_watching_leaves_rays_class_alone(worker, monkeypatch):
+    """What Ray has loaded is what it gets."""
+
+    class Loaded:
+        pass
+
+    monkeypatch.setattr(worker, "_load_actor_class_from_gcs", lambda *_: Loaded)
+    monkeypatch.setattr(watched, "enlist", failing)
+    hook.setup()
+    assert worker._load_actor_class_from_gcs(None, None, None) is Loaded
+
+
+# -- calls before the guard comes
+
+
+@pytest.fixture
+def watching(monkeypatch, tmp_path):
+    """A process like a worker's, in which the guard has not come yet; nothing goes on aside."""
+    told = Journal(tmp_path)
+    monkeypatch.setattr(journal, "default_journal", lambda: told)
+    monkeypatch.setattr(watched, "config", asked({"agent": False, "supervisor": False, "memory": False}))
+    monkeypatch.setattr(watched, "waiting", [])
+    monkeypatch.setattr(watched, "arrived", False)
+    monkeypatch.setattr(watched, "start_aside", lambda: None)
+    monkeypatch.setattr(restart, "gate", None)
+    return told
+
+
+class Bare:
+    """As a user wrote it."""
+
+    def __init__(self, n=0):
+        self.n = n
+
+    def add(self, x):
+        self.n += x
+        return self.n
+
+    def fail(self, error):
+        raise error
+
+    def catch(self):
+        try:
+            self.fail(KeyError("caught"))
+        except KeyError:
+            return "caught"
+
+    def outer(self, error):
+        self.fail(error)
+
+    def count(self):
+        got = yield self.n
+        yield got
+        raise LookupError("of a stream")
+
+    async def wait(self, gate):
+        await gate
+        return self.n
+
+    @staticmethod
+    def still():
+        return "static"
+
+
+def under_watch():
+    """Return a class of its own with the methods of ``Bare``, under watch."""
+    cls = type("Bare", (Bare,), {"__module__": "users.own"})
+    watched.enlist(cls)
+    return cls
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_calls_answer_as_they_did(watching, late):
+    """Before the guard comes and after, every kind of method."""
+    cls = under_watch()
+    one = cls(2)
+    if late:
+        arriving.arrive()
+    assert (one.add(3), cls.still(), one.catch()) == (5, "static", "caught")
+    stream = one.count()
+    assert (next(stream), stream.send("sent")) == (5, "sent")
+    with pytest.raises(LookupError):
+        next(stream)
+
+    async def waited():
+        gate = asyncio.get_running_loop().create_future()
+        gate.set_result(None)
+        return await one.wait(gate)
+
+    assert asyncio.run(waited()) == 5
+    assert early.under_way == {}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_error_is_told_once_by_the_outermost_call(watching, late):
+    """The very same exception goes out, with its incident; one that its user has caught is no incident."""
+    one = under_watch()()
+    if late:
+        arriving.arrive()
+    mine = KeyError(f"mine {late}")
+    with pytest.raises(KeyError) as caught:
+        one.outer(mine)
+    assert caught.value is mine
+    assert one.catch() == "caught"
+    assert [(i.target, i.remedy) for i in watching.read()] == [("Bare.outer", "none")]
+    assert incident_of(mine).target == "Bare.outer"
+
+
+def test_a_call_that_runs_as_the_guard_comes_is_known_to_it(watching, monkeypatch):
+    """The recorder is told of its begin and of its end."""
+    told = []
+    monkeypatch.setattr(
+        "rayguard.process.recorder.begin", lambda owner, name: told.append((owner, name)) or 7
+    )
+    monkeypatch.setattr("rayguard.process.recorder.end", told.append)
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Long:
+        def train(self):
+            begun.set()
+            assert go_on.wait(30)
+
+    watched.enlist(Long)
+    call = threading.Thread(target=Long().train)
+    call.start()
+    assert begun.wait(30)
+    arriving.arrive()
+    assert told == [("Long", "train")]
+    go_on.set()
+    call.join(30)
+    assert told == [("Long", "train"), 7]
+
+
+def test_an_error_while_the_guard_comes_is_not_the_users(watching, monkeypatch):
+    """Its own exception goes out, whatever fails in ours."""
+    monkeypatch.setattr(arriving, "ended", failing)
+    with pytest.raises(KeyError, match="mine"):
+        under_watch()().fail(KeyError("mine"))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_function_is_watched(watching, late):
+    """Its answer and its error are its own; what we know of it stands beside them."""
+
+    def users(x):
+        if x < 0:
+            raise ArithmeticError(f"of {x} {late}")
+        return x
+
+    users.__module__ = "users.own"
+    function = watched.watch_function(users)
+    if late:
+        arriving.arrive()
+    assert function(4) == 4
+    with pytest.raises(ArithmeticError):
+        function(-1)
+    assert [one.target for one in watching.read()] == ["users.task"]
+    assert watched.watch_function(function) is function
+
+
+@pytest.mark.parametrize(
+    "module", ["ray.serve._private.replica", "rayguard.cluster.agent", "ray.dashboard.x"]
+)
+def test_machinery_is_left_alone(watching, module):
+    """Ray's own actors and ours are nobody's code."""
+    cls = type("Machine", (Bare,), {"__module__": module})
+    watched.enlist(cls)
+    assert cls.add is Bare.add
+
+
+def test_a_class_that_is_guarded_stays_as_its_user_said(watching):
+    """Its own decorator is the more exact word."""
+    import rayguard
+
+    cls = rayguard.guard(type("Own", (Bare,), {"__module__": "users.own"}))
+    before = cls.add
+    watched.enlist(cls)
+    assert cls.add is before
+
+
+def test_a_named_class_that_cannot_be_guarded_is_watched(watching, monkeypatch):
+    """The guard fails; what is left is the watch."""
+    monkeypatch.setitem(watched.config["guard"], "users.own:Bare", {"idempotent": True, "group": None})
+    monkeypatch.setattr(arriving, "guard_class", failing)
+    one = under_watch()()
+    assert one.add(1) == 1
+    assert watched.waiting
+
+
+# -- where actors are created
+
+
+@pytest.mark.parametrize(
+    ("said", "options", "restarts", "retries"),
+    [
+        ({}, {}, -1, -1),
+        ({"idempotent": False}, {}, -1, 0),
+        ({"max_restarts": 3, "max_task_retries": 2}, {}, 3, 2),
+        ({}, {"max_restarts": 0}, 0, None),
+        ({}, {"max_restarts": 5, "max_task_retries": 1}, 5, 1),
+    ],
+)
+def test_restart_options_are_filled_where_the_user_left_them_open(said, options, restarts, retries):
+    """What stands in the user's code wins."""
+    config = asked({"guard": {"a:B": said}})
+    chosen = creation.filled(config["guard"]["a:B"], options)
+    assert (chosen.get("max_restarts"), chosen.get("max_task_retries")) == (restarts, retries)
+
+
+@pytest.fixture
+def fresh_driver(worker, monkeypatch):
+    for name in (hook.PLUGIN, hook.USERS_DRIVER_HOOK):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_a_driver_that_asks_for_nothing_gets_nothing(fresh_driver):
+    """Its runtime_env is its own."""
+    assert driver.prepare(None) is None
+    given = {"env_vars": {"A": "1"}}
+    assert driver.prepare(given) is given
+
+
+def test_a_driver_is_told_what_is_wrong_before_anything_runs(fresh_driver):
+    """The same words as everywhere."""
+    with pytest.raises(ConfigError, match="did you mean 'watch'"):
+        driver.prepare({"rayguard": {"wach": True}})
+
+
+def test_the_environment_may_ask_for_all_jobs(fresh_driver):
+    """What a job says of itself wins, False included; the user's object is left as it is."""
+    fresh_driver.setenv(hook.PLUGIN, '{"guard": ["a:B"]}')
+    given = {"env_vars": {"A": "1"}}
+    assert driver.prepare(given) == {"env_vars": {"A": "1"}, "rayguard": {"guard": ["a:B"]}}
+    assert given == {"env_vars": {"A": "1"}}
+    assert set(creation.named) == {"a:B"}
+    assert driver.prepare({"rayguard": False}) == {"rayguard": False}
+    assert creation.named == {}
+    fresh_driver.setenv(hook.PLUGIN, "{")
+    with pytest.raises(ConfigError, match="RAYGUARD_PLUGIN"):
+        driver.prepare(None)
+
+
+def test_the_users_driver_hook_comes_first(fresh_driver):
+    """We see what it returns."""
+    module = types.ModuleType("driver_hook_of_a_user")
+    module.add = lambda env: {**(env or {}), "rayguard": {"guard": ["c:D"]}}
+    fresh_driver.setitem(sys.modules, "driver_hook_of_a_user", module)
+    fresh_driver.setenv(hook.USERS_DRIVER_HOOK, "driver_hook_of_a_user.add")
+    assert driver.prepare(None) == {"rayguard": {"guard": ["c:D"]}}
+    assert set(creation.named) == {"c:D"}
+
+
+# -- class paths
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("named_user:Here", ""),
+        ("named_user:Here.Inner", ""),
+        ("named_user:Maybe", ""),
+        ("named_user:Imported", ""),
+        ("named_user:made", ""),
+        ("named_user:nowhere", "has no 'nowhere'"),
+        ("named_user:function", "is a function"),
+        ("named_broken:Any", "does not import"),
+        ("named_missing:Any", "no module 'named_missing'"),
+        ("named_user.sub:Any", "is no package"),
+        ("math:Any", ""),
+        ("__main__:Any", ""),
+    ],
+)
+def test_a_path_is_judged_without_importing_it(tmp_path, monkeypatch, path, said):
+    """By what stands in the module's source; where that cannot tell, it may be right."""
+    (tmp_path / "named_user.py").write_text(
+        "raise SystemExit('imported')\nfrom x import Imported\nclass Here: pass\n"
+        "try:\n    class Maybe: pass\nexcept OSError: pass\ndef function(): pass\nmade = type('made', (), {})\n"
+    )
+    (tmp_path / "named_broken.py").write_text("class Any(:\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    problem = named_classes.problem_of(path)
+    assert said in problem
+    assert bool(problem) == bool(said)
+    assert "named_user" not in sys.modules
