@@ -7,22 +7,16 @@ death on another node by its next call, a second or two later, and of a node tha
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from rayguard.recovery.tally import TALLY
+from rayguard.actors.gcs_news import CALL_S, all_at_once, kept_up, news
 
 if TYPE_CHECKING:
     from rayguard.actors.pool.notice import Notices
 
-_log = logging.getLogger("rayguard")
 _LOOK_S = 1.0
 _FIRST_S = 0.25
-_CALL_S = 5.0
-_BATCH = 100
-_EMPTY_S = 1.0  # a poll that returns nothing before this has lost its connection
-_AGAIN_S = (1.0, 5.0, 30.0)
 
 
 async def listen(address: str, node_id: str, notices: Notices) -> None:
@@ -34,19 +28,9 @@ async def listen(address: str, node_id: str, notices: Notices) -> None:
     """
     while not notices.beyond(node_id):  # noqa: ASYNC110 - nothing tells of it, and nothing is in a hurry
         await asyncio.sleep(_FIRST_S)
-    failures = 0
-    while True:
-        began = time.monotonic()
-        try:
-            await _Line(address, notices).run()
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # noqa: BLE001 - private interfaces may do anything
-            failures = 0 if time.monotonic() - began > _AGAIN_S[-1] else failures + 1
-            if failures <= 1:  # once for each outage
-                TALLY.guard_error("gcs")
-                _log.warning("rayguard: Ray's word on actors is not heard, their silence will be: %r", error)
-        await asyncio.sleep(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
+    await kept_up(
+        lambda: _Line(address, notices).run(), "Ray's word on actors is not heard, their silence will be"
+    )
 
 
 class _Line:
@@ -67,26 +51,14 @@ class _Line:
 
     async def run(self) -> None:
         """Listen until something fails."""
-        parts = [asyncio.ensure_future(self._actors()), asyncio.ensure_future(self._draining())]
         try:
-            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            for part in done:
-                part.result()
+            await all_at_once(self._actors(), self._draining())
         finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
             await self._channel.close()
 
     async def _actors(self) -> None:
-        await asyncio.wait_for(self._subscriber.subscribe(), _CALL_S)
-        while True:
-            began = time.monotonic()
-            news = await self._subscriber.poll(batch_size=_BATCH)
-            if not news and time.monotonic() - began < _EMPTY_S:
-                raise ConnectionError("the subscription ended")
-            for actor_id, row in news:
-                self._take(actor_id.hex(), row)
+        async for actor_id, row in news(self._subscriber):
+            self._take(actor_id, row)
 
     def _take(self, actor_id: str, row: Any) -> None:
         if row.state in self._gone:  # ``pid`` is still that of the life that ended
@@ -100,7 +72,7 @@ class _Line:
         """Ask each second, and at once when an actor is told of it."""
         while True:
             self._noticed.clear()
-            said = await self._nodes.GetDrainingNodes(self._ask(), timeout=_CALL_S)
+            said = await self._nodes.GetDrainingNodes(self._ask(), timeout=CALL_S)
             nodes = {node.node_id.hex(): node.draining_deadline_timestamp_ms for node in said.draining_nodes}
             if nodes:
                 self._notices.draining(nodes, time.time())

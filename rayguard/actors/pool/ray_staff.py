@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from rayguard.actors.pool.member import PoolMember
+from rayguard.actors.shunned import elsewhere
 from rayguard.actors.tokens import left_in
 from rayguard.errors import ConfigError
 from rayguard.process.deaths import DeathWatch
@@ -85,7 +86,12 @@ class RayStaff:
 
     def hire(self, name: str) -> RayMember:
         """Create the actor; its engine is built meanwhile."""
-        member = self._members[name] = RayMember(self._actor_class.remote(*self._args, **self._kwargs))
+        actor_class = self._actor_class
+        placed = {key: value for key, value in actor_class._default_options.items() if value is not None}  # noqa: SLF001 - Ray shows them nowhere else
+        with harmless("quarantine"):
+            away = elsewhere(placed)
+            actor_class = actor_class.options(**away) if away else actor_class
+        member = self._members[name] = RayMember(actor_class.remote(*self._args, **self._kwargs))
         return member
 
     def handle(self, name: str) -> Any:
