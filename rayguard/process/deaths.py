@@ -9,9 +9,11 @@ The kernel wakes a pidfd's waiter about a millisecond after the death, whoever t
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import select
+import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +25,10 @@ _log = logging.getLogger("rayguard")
 OnDeath = Callable[[ProcessId], None]
 CHECK_S = 0.2  # only where the kernel has no pidfd
 _CLOSE_S = 5.0
+# struct pidfd_info of <linux/pidfd.h>: what is asked for, ids, and at its end the exit status.
+_INFO = struct.Struct("=QQ11Ii")
+_INFO_EXIT = 1 << 3
+_GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
 
 
 def open_pidfd(process: ProcessId) -> int | None:
@@ -55,6 +61,21 @@ def dead(process: ProcessId, pidfd: int | None) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def note_exit(process: ProcessId, pidfd: int | None) -> None:
+    """Remember how a dead process ended (``process.exitcode()``), where the kernel tells strangers.
+
+    While it is a zombie, ``/proc`` does; once its parent has asked, its pidfd does (since Linux 6.15).
+    """
+    if process.exitcode() is not None or pidfd is None:
+        return
+    try:
+        *_, status = told = _INFO.unpack(fcntl.ioctl(pidfd, _GET_INFO, _INFO.pack(_INFO_EXIT, *[0] * 13)))
+    except OSError:  # an older kernel; or it is a zombie still, that hides its end from us
+        return
+    if told[0] & _INFO_EXIT:
+        process.ended_with(os.waitstatus_to_exitcode(status))
 
 
 @dataclass(slots=True)
@@ -147,6 +168,7 @@ class DeathWatch:
             candidates = [w for w in self._watched.values() if w.fd is None or w.fd in ready]
             gone = [w for w in candidates if dead(w.process, w.fd)]
             for watched in gone:
+                note_exit(watched.process, watched.fd)
                 self._forget(watched.process)
         return gone
 

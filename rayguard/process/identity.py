@@ -60,10 +60,14 @@ class ProcessId:
         """
         stat = self._own_stat()
         if stat is not None and stat[_STATE] in _GONE_STATES and int(stat[_EXIT_STATUS]):
-            _seen_to_end[self] = os.waitstatus_to_exitcode(int(stat[_EXIT_STATUS]))
-            while len(_seen_to_end) > _REMEMBERED:
-                del _seen_to_end[next(iter(_seen_to_end))]
+            self.ended_with(os.waitstatus_to_exitcode(int(stat[_EXIT_STATUS])))
         return _seen_to_end.get(self)
+
+    def ended_with(self, exitcode: int) -> None:
+        """Remember how it ended, told by somebody to whom the kernel said so: also 0."""
+        _seen_to_end[self] = exitcode
+        while len(_seen_to_end) > _REMEMBERED:
+            del _seen_to_end[next(iter(_seen_to_end))]
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of all its threads so far; 0 when it is gone."""

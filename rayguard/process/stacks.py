@@ -1,9 +1,9 @@
 """Where the threads of another process stand: Python stacks, and what the kernel says where there are none.
 
 Two ways, neither of which stops the process: ``py-spy`` where it is installed and may read (it also reads
-stopped processes), else ``faulthandler`` inside the process, if that was registered there (``register``) and
-the process can run a signal handler. Never touches a process that does not carry the mark, and a signal is
-only sent where the kernel says that it is caught: its default would kill.
+stopped processes), else ``faulthandler`` inside the process, if that was registered there (``register``)
+and the process can run a signal handler. ``read_stacks`` never touches a process that does not carry the
+mark, and a signal is only sent where the kernel says that it is caught: its default would kill.
 
 What the stacks tell is decided in ``rayguard.engine.culprit``.
 """
@@ -112,6 +112,18 @@ def read_stacks(processes: Sequence[ProcessId], *, mark: str, deadline_s: float)
     left = [p for p in ours if p.pid not in read and p.state() not in {"T", "t", "D"}]
     dumped = _by_faulthandler(left, until)
     return tuple(_seen(p, read.get(p.pid, ()), dumped.get(p.pid, ())) for p in ours)
+
+
+def look(process: ProcessId, *, deadline_s: float) -> Stack:
+    """Return what can be found out about a process that need not carry a mark; it must be of our user.
+
+    Both ways leave it as it is: ``py-spy`` only reads, and the signal is sent only where it is caught.
+    """
+    until = time.monotonic() + deadline_s
+    read = _by_py_spy([process], until)
+    asked = [process] if not read and process.state() not in {"T", "t", "D"} else []
+    dumped = _by_faulthandler(asked, until)
+    return _seen(process, read.get(process.pid, ()), dumped.get(process.pid, ()))
 
 
 def _seen(process: ProcessId, read: tuple[Thread, ...], dumped: tuple[Thread, ...]) -> Stack:

@@ -1,0 +1,325 @@
+"""Agents and supervisors of rayguard: put onto a cluster, found there, and taken away to the last trace.
+
+They are detached actors, which outlive the job that made them, and a job hands its runtime environment down
+to what it makes: they are made by a job that has none. Where the calling process has one, another process
+makes them (``python -m rayguard.cluster.installation``), one at a time on each node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayguard.cluster import agent_marker, agent_ray
+from rayguard.cluster.agent_ray import OURS
+from rayguard.home import home
+from rayguard.private import open_private
+from rayguard.recovery.harmless import harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+AGENT, SUPERVISOR = "rayguard:agent:", "rayguard:supervisor:"
+AGENT_KEY, SUPERVISOR_KEY = "agent:", "supervisor:"
+KEYS = (AGENT_KEY, SUPERVISOR_KEY, "supervisor-state:", "agent-tried:", "quarantine:")
+_MODULE = "rayguard.cluster.installation"
+_INSTALL_S = 60.0
+_STOP_S = 10.0
+_PASSES = 5
+_AGAIN_S = 600.0  # after an installation that failed
+_NOT_HANDED_DOWN = (
+    "RAY_JOB",
+    "RAY_RUNTIME_ENV",
+    "__RAY_",
+    "RAY_RAYLET",
+    "RAY_CLIENT_MODE",
+    "RAYGUARD_PLUGIN",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """One agent or supervisor. ``why`` says what went wrong; empty where it answers."""
+
+    name: str
+    version: str = ""
+    pid: int = 0
+    url: str = ""
+    why: str = ""
+
+
+def ensure_agents(settings: Mapping[str, str] | None = None) -> list[Installed]:
+    """Have an agent of this rayguard on each living node, and return them. Needs a connected Ray.
+
+    ``settings`` are ``RAYGUARD_...`` variables for new agents; without one, those of their node count. What
+    goes wrong with one node is told in its ``Installed``. Bounded by two minutes.
+    """
+    if not _can_create():
+        return _elsewhere("agents", json.dumps(dict(settings or {})))
+    nodes = [row["NodeID"] for row in _alive()]
+    create_agents(nodes, settings or {})
+    return [_answered(name, dict(settings or {})) for name in (f"{AGENT}{node}" for node in nodes)]
+
+
+def ensure_agent_here(deadline_s: float = _INSTALL_S) -> bool:
+    """Have an agent on this process's node; say whether there is one, as far as is known. Never raises.
+
+    Costs two reads of files where there is one. Blocks until ``deadline_s`` where one has to be made: call it
+    aside. Of many processes that ask at once, one goes to work; the others return.
+    """
+    with harmless("installation"):
+        import ray  # noqa: PLC0415 - only where Ray runs
+
+        node_id = ray.get_runtime_context().get_node_id()
+        if agent_marker.there(home(), node_id, agent_marker.version()):
+            return True
+        with _alone() as alone:
+            return alone and _ensured_here(node_id, deadline_s)
+    return False
+
+
+def _ensured_here(node_id: str, deadline_s: float) -> bool:
+    if agent_marker.there(home(), node_id, agent_marker.version()):  # made while we waited for the lock
+        return True
+    line = agent_ray.said(f"{AGENT_KEY}{node_id}").get("", {})
+    if line.get("version") == agent_marker.version():
+        return True
+    tried = agent_marker.load(home(), f"{node_id}.tried.json") or {}
+    if (
+        time.time() - float(tried.get("at", 0.0)) < _AGAIN_S
+        and tried.get("version") == agent_marker.version()
+    ):
+        return bool(line)
+    agent_marker.save(home(), f"{node_id}.tried.json", {"at": time.time(), "version": agent_marker.version()})
+    found = _elsewhere("agents", "{}", deadline_s=deadline_s)
+    return any(one.name == f"{AGENT}{node_id}" and not one.why for one in found)
+
+
+def ensure_supervisor(job_id: str) -> Installed:
+    """Have a supervisor for the job. Needs a connected Ray.
+
+    Raises:
+        ImportError: This rayguard has no supervisor.
+    """
+    name = f"{SUPERVISOR}{job_id}"
+    if not _can_create():
+        found = _elsewhere("supervisor", job_id)
+        return found[0] if found else Installed(name=name, why="it could not be made: see the log")
+    create_supervisor(job_id)
+    return _answered(name, {})
+
+
+def create_agents(nodes: Iterable[str], settings: Mapping[str, str]) -> None:
+    """Create the agents of ``nodes`` where there is none, and wait for nothing."""
+    import ray  # noqa: PLC0415 - only where Ray runs
+
+    from rayguard.cluster.agent import NodeAgent  # noqa: PLC0415 - it imports this module
+
+    actor = ray.remote(NodeAgent)
+    for node_id in nodes:
+        with harmless("installation"):
+            strategy = _on(node_id, soft=False)
+            actor.options(name=f"{AGENT}{node_id}", scheduling_strategy=strategy, **_OPTIONS).remote(
+                node_id, dict(settings)
+            )
+
+
+def create_supervisor(job_id: str) -> None:
+    """Create the supervisor of a job where there is none, on the head node where that has room."""
+    import ray  # noqa: PLC0415 - only where Ray runs
+
+    from rayguard.cluster.supervisor import Supervisor  # noqa: PLC0415 - loads Ray
+
+    head = next(row["NodeID"] for row in _alive() if "node:__internal_head__" in row.get("Resources", {}))
+    options = {"scheduling_strategy": _on(head, soft=True), **_OPTIONS}
+    ray.remote(Supervisor).options(name=f"{SUPERVISOR}{job_id}", **options).remote(job_id)
+
+
+def agents() -> dict[str, Any]:
+    """Return the handles of all agents by node id."""
+    return _handles(AGENT)
+
+
+def supervisors() -> dict[str, Any]:
+    """Return the handles of all supervisors by job id."""
+    return _handles(SUPERVISOR)
+
+
+def remove_all() -> list[str]:
+    """End all agents and supervisors and remove what they left but the journals; return their names.
+
+    They are asked to clean up first; who does not answer in ten seconds is ended as it is.
+    """
+    import ray  # noqa: PLC0415 - only where Ray runs
+
+    removed: list[str] = []
+    for _ in range(_PASSES):  # an agent that was asked last may have made one anew
+        there = {f"{SUPERVISOR}{key}": one for key, one in supervisors().items()}
+        there |= {f"{AGENT}{key}": one for key, one in agents().items()}
+        if not there:
+            break
+        asked = [one.stop.remote() for one in there.values()]
+        ray.wait(asked, num_returns=len(asked), timeout=_STOP_S)
+        for name, one in there.items():
+            with contextlib.suppress(Exception):  # it is gone already
+                ray.kill(one, no_restart=True)
+            removed.append(name)
+        _wait_until_gone(there)
+    for prefix in KEYS:
+        with harmless("installation"):
+            for key in agent_ray.keys(prefix):
+                agent_ray.unsay(key)
+    return sorted(set(removed))
+
+
+def _answered(name: str, settings: dict[str, str], *, again: bool = True) -> Installed:
+    """Ask an actor who it is; replace it once where it is of another rayguard."""
+    import ray  # noqa: PLC0415 - only where Ray runs
+
+    try:
+        handle = ray.get_actor(name, namespace=OURS)
+        said = ray.get(handle.hello.remote(), timeout=_INSTALL_S)
+    except (ray.exceptions.RayError, ValueError) as error:
+        return Installed(name=name, why=str(error).strip().partition("\n")[0][:300] or repr(error))
+    mine = agent_marker.version()
+    if said["version"] != mine and again and not _tried(name):
+        ray.get([handle.stop.remote()], timeout=_STOP_S)
+        ray.kill(handle, no_restart=True)
+        _wait_until_gone({name})
+        key = name.rpartition(":")[2]
+        create_agents([key], settings) if name.startswith(AGENT) else create_supervisor(key)
+        return _answered(name, settings, again=False)
+    why = "" if said["version"] == mine else f"it runs rayguard {said['version']}, and this is {mine}"
+    return Installed(name=name, version=said["version"], pid=said["pid"], url=said.get("url", ""), why=why)
+
+
+def _tried(name: str) -> bool:
+    """Say whether an actor was replaced for this version before: its node has another one installed."""
+    key = f"agent-tried:{name}:{agent_marker.version()}"
+    if agent_ray.keys(key):
+        return True
+    agent_ray.say(key, {"at": time.time()})
+    return False
+
+
+def _wait_until_gone(names: Iterable[str]) -> None:
+    import threading  # noqa: PLC0415
+
+    pause, until = threading.Event(), time.monotonic() + _STOP_S
+    while set(names) & set(_names("")) and time.monotonic() < until:
+        pause.wait(0.05)
+
+
+def _handles(prefix: str) -> dict[str, Any]:
+    import ray  # noqa: PLC0415 - only where Ray runs
+
+    found = {}
+    for name in _names(prefix):
+        with contextlib.suppress(ValueError):  # it went just now
+            found[name.removeprefix(prefix)] = ray.get_actor(name, namespace=OURS)
+    return found
+
+
+def _names(prefix: str) -> list[str]:
+    from ray.util import list_named_actors  # noqa: PLC0415 - only where Ray runs
+
+    every = list_named_actors(all_namespaces=True)
+    return [one["name"] for one in every if one["namespace"] == OURS and one["name"].startswith(prefix)]
+
+
+_OPTIONS: dict[str, Any] = {
+    "namespace": OURS,
+    "lifetime": "detached",
+    "get_if_exists": True,
+    "num_cpus": 0,
+    "max_restarts": -1,
+    "max_task_retries": -1,
+}
+
+
+def _on(node_id: str, *, soft: bool) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
+
+    return NodeAffinitySchedulingStrategy(node_id, soft=soft)
+
+
+def _alive() -> list[dict[str, Any]]:
+    import ray  # noqa: PLC0415 - only where Ray runs
+
+    return [row for row in ray.nodes() if row["Alive"]]
+
+
+def _can_create() -> bool:
+    """Say whether what this process makes inherits nothing: no runtime environment, and no user's worker."""
+    import ray  # noqa: PLC0415 - only where Ray runs
+
+    context = ray.get_runtime_context()
+    return not context.runtime_env and (not context.get_actor_id() or context.namespace == OURS)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[bool]:
+    """Hold the node's lock for installations; False where another process has it."""
+    folder = open_private(home() / "agents")
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open("install.lock", flags, 0o600, dir_fd=folder)
+    finally:
+        os.close(folder)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(lock)
+
+
+def _elsewhere(*what: str, deadline_s: float = 2 * _INSTALL_S) -> list[Installed]:
+    """Have another process do it, that is connected to the same cluster and is no part of this job."""
+    import ray  # noqa: PLC0415 - only where Ray runs
+
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_HANDED_DOWN)}
+    paths = [str(Path(__file__).parents[2]), *filter(None, [kept.get("PYTHONPATH", "")])]
+    address = ray.get_runtime_context().gcs_address
+    done = subprocess.run(
+        [sys.executable, "-m", _MODULE, address, *what],
+        env={**kept, "PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=deadline_s,
+        check=False,
+        cwd="/",
+        start_new_session=True,  # not in the worker's group, which Ray ends with the worker
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        raise RuntimeError(f"no agent could be installed: {done.stderr.strip()[-2_000:]}")
+    return [Installed(**json.loads(line)) for line in lines]
+
+
+def main(arguments: list[str]) -> None:
+    """Do what ``_elsewhere`` asks for, and print what came of it."""
+    import ray  # noqa: PLC0415 - this process runs it
+
+    address, what, said = arguments
+    ray.init(address=address, namespace=OURS, log_to_driver=False, logging_level="ERROR")
+    try:
+        found = ensure_agents(json.loads(said)) if what == "agents" else [ensure_supervisor(said)]
+        for one in found:
+            print(json.dumps(asdict(one)), flush=True)  # noqa: T201 - read by who started us
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,220 @@
+"""Ray workers that live and stand still, as the node's agent finds them: told of, and never ended.
+
+What counts as standing still is ``still``; what the calls of a guarded process are is its flight recording.
+An incident is closed when the process goes on, or has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rayguard.actors import records
+from rayguard.cluster import still
+from rayguard.cluster.still import Calls, Method
+from rayguard.faults.diagnosis import Kind, Scope
+from rayguard.faults.fault import Fault, Role, Silence
+from rayguard.private import open_regular
+from rayguard.process import kept, stacks
+from rayguard.process import recorder_layout as layout
+from rayguard.recovery.incident import Incident, Outcome
+from rayguard.recovery.remedy import Action
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from rayguard.cluster.agent_told import Known
+    from rayguard.cluster.roster import Worker
+    from rayguard.process.identity import ProcessId
+    from rayguard.process.stacks import Stack
+
+STOPPED, SILENT = "agent.stopped", "agent.silent"
+_STACKS_S = 3.0
+_NS = 1e9
+_GOES_ON = {
+    STOPPED: "let it go on with `kill -CONT`, or end it: Ray starts an actor again that may be restarted",
+    SILENT: "read its stack; end its process where it does not come back: Ray starts it again if it may",
+}
+
+
+class Stillness:
+    """Who of the node's workers stands still."""
+
+    def __init__(self, home: Path, node_id: str, known: Known) -> None:
+        self._home, self._node_id, self._known = home, node_id, known
+        self._stopped: dict[ProcessId, float] = {}  # monotonic, when first seen so
+        self._calls: dict[ProcessId, Calls] = {}
+        self._open: dict[tuple[ProcessId, str], Incident] = {}
+        self._looked_at = 0.0
+
+    def adopt(self, workers: dict[ProcessId, Worker]) -> None:
+        """Take over what an earlier life of the agent had found, and close what is over since."""
+        by_pid = {process.pid: process for process in workers}
+        for one in self._known.signed("agent."):
+            if one.node != self._node_id or one.outcome is not Outcome.OPEN:
+                continue
+            process = by_pid.get(one.pid)
+            if process is None:
+                records.record(records.closed(one, Outcome.FAILED))
+            else:
+                self._open[process, one.signature] = one
+                self._stopped.setdefault(process, 0.0)
+
+    def stopped(self) -> set[ProcessId]:
+        """Return those that are stopped now, as of the last look."""
+        return set(self._stopped)
+
+    def look(self, workers: dict[ProcessId, Worker], every_s: float) -> None:
+        """Look at all workers; ``every_s`` says how long ago the last look should have been."""
+        now = time.monotonic()
+        pause_s = (
+            now - self._looked_at
+            if self._looked_at and now - self._looked_at > still.PAUSED * every_s
+            else 0.0
+        )
+        self._looked_at = now
+        self._close_the_dead(workers)
+        for worker in workers.values():
+            self._look_stopped(worker, now)
+            if worker.marked and worker.state != "T":
+                self._look_silent(worker, now, pause_s)
+        self._stopped = {process: at for process, at in self._stopped.items() if process in workers}
+        self._calls = {process: calls for process, calls in self._calls.items() if process in workers}
+
+    def _look_stopped(self, worker: Worker, now: float) -> None:
+        process = worker.process
+        if worker.state != "T":  # 't' is a debugger's
+            if self._stopped.pop(process, None) is not None:
+                self._over(process, STOPPED, Outcome.RECOVERED)
+            return
+        since = self._stopped.setdefault(process, now)
+        if (
+            still.stands(since, now)
+            and (process, STOPPED) not in self._open
+            and not self._told_elsewhere(worker)
+        ):
+            why = f"its process {process.pid} is stopped (SIGSTOP)"
+            self._tell(worker, STOPPED, now - since, why)
+
+    def _look_silent(self, worker: Worker, now: float, pause_s: float) -> None:
+        process = worker.process
+        before = self._calls.get(process, Calls(moved_at=now))
+        if pause_s:
+            before = before.paused(pause_s)
+        calls = self._calls[process] = before.after(_methods(self._home, process), worker.cpu_s, now)
+        told = self._open.get((process, SILENT))
+        if told is not None:
+            if calls.moved_at == now:
+                self._over(process, SILENT, Outcome.RECOVERED)
+            return
+        found = calls.silent(now)
+        if found is None or self._told_elsewhere(worker):
+            return
+        seen = stacks.look(process, deadline_s=_STACKS_S)
+        if not seen.threads or still.waits_for_others(_main(seen)):
+            return  # what it waits for is not known, or is another process: no hang that can be proved
+        name, silent_s = found
+        self._tell(worker, SILENT, silent_s, f"`{name}` is silent, far beyond its own pace", seen)
+
+    def _told_elsewhere(self, worker: Worker) -> bool:
+        """Say whether the actor's pool or supervisor has told of it already."""
+        self._known.refresh()
+        return any(
+            one.outcome is Outcome.OPEN and one.kind == Kind.ENGINE_HANG.value
+            for one in self._known.of(worker.process.pid)
+        )
+
+    def _tell(
+        self, worker: Worker, signature: str, silent_s: float, why: str, seen: Stack | None = None
+    ) -> None:
+        seen = seen or stacks.look(worker.process, deadline_s=_STACKS_S)
+        pid = worker.process.pid
+        silence = Silence(
+            role=Role.ACTOR,
+            silent_s=silent_s,
+            requests=0 if worker.idle else 1,
+            states=((pid, worker.state),),
+            why=why,
+            evidence=tuple(str(place) for place in _places(seen)),
+        )
+        fault = Fault(role=Role.ACTOR, operation=worker.title, silence=silence, at=time.time())
+        diagnosis = replace(
+            records.diagnosed(fault),
+            signature=signature,
+            kind=Kind.ENGINE_HANG,
+            scope=Scope.PROCESS,
+            cause=f"{worker.target} stands still: {why}, for {silent_s:.0f} s",
+            confidence=0.99 if signature == STOPPED else 0.7,
+            evidence=(f"Ray shows it as `ray::{worker.title}`", *silence.evidence),
+            advice=_GOES_ON[signature],
+        )
+        incident = replace(
+            Incident.of(fault, diagnosis),
+            target=worker.target,
+            actor_id=worker.actor_id,
+            job_id=worker.job_id,
+            node=self._node_id,
+            pid=pid,
+            remedy=Action.NONE.value,
+            detect_s=silent_s,
+            notes=(f"waits in the kernel in {seen.waits_in}",) if seen.waits_in else (),
+        )
+        records.record(incident)
+        self._open[worker.process, signature] = incident
+
+    def _over(self, process: ProcessId, signature: str, outcome: Outcome) -> None:
+        told = self._open.pop((process, signature), None)
+        if told is not None:
+            records.record(records.closed(told, outcome, served=outcome is Outcome.RECOVERED))
+
+    def _close_the_dead(self, workers: dict[ProcessId, Worker]) -> None:
+        for process, signature in [key for key in self._open if key[0] not in workers]:
+            self._over(process, signature, Outcome.FAILED)
+
+
+def _methods(home: Path, process: ProcessId) -> list[Method]:
+    """Return the methods of a process as its flight recording has them now; none without one. 0.2 ms."""
+    try:
+        file = open_regular(kept.path_of(home / "flight", layout.KIND, layout.ENDING, process))
+    except OSError:
+        file = None
+    if file is None:
+        return []
+    try:
+        data = os.pread(file, layout.LABELS.end, 0)
+    finally:
+        os.close(file)
+    if len(data) < layout.LABELS.end:
+        return []
+    words = layout.read_words(data)
+    named = (
+        str(one.body).partition(" ")
+        for one in layout.read_ring(data, layout.LABELS)
+        if one.kind is layout.Kind.METHOD
+    )
+    return [
+        Method(
+            name=name,
+            begun=words[int(at)],
+            ended=words[int(at) + 1],
+            begun_at=words[int(at) + 2] / _NS,
+            ended_at=words[int(at) + 3] / _NS,
+        )
+        for at, _, name in named
+        if at.isdecimal() and int(at) < layout.WORDS - 3
+    ]
+
+
+def _main(seen: Stack) -> list[str]:
+    """Return the frames of the thread that makes an actor's calls, innermost first."""
+    main = next((one for one in seen.threads if "MainThread" in one.name), seen.threads[0])
+    return [
+        f"{place.file} ray.{place.function}" if "ray/" in place.file else place.file for place in main.places
+    ]
+
+
+def _places(seen: Stack) -> Iterable[object]:
+    return [place for thread in seen.threads[:1] for place in thread.places[:12]]

@@ -1,0 +1,35 @@
+"""One real Ray cluster of two light nodes for the tests of a module that ask for it."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from node_pair import WAIT_S, TwoNodes, until
+
+__all__ = ["WAIT_S", "TwoNodes", "two_nodes", "until"]
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory):
+    """A connected driver on a cluster of two nodes, whose workers import the modules of this directory."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    folder = tmp_path_factory.mktemp("nodes")
+    here = str(Path(__file__).parent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAYGUARD_HOME", str(folder / "driver"))
+        patch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
+        patch.setattr(sys, "path", [here, *sys.path])
+        cluster = Cluster()
+        both = TwoNodes(cluster, folder)
+        try:
+            both.add(num_cpus=2, include_dashboard=False)
+            both.add()
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+            yield both
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
