@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rayguard.cli_catalog import catalog, known_kind
+from rayguard.cli_cluster import Address, cluster_here, down, incidents_of, show_cluster, top, up
 from rayguard.cli_diagnose import diagnose
 from rayguard.cli_flight import flight
 from rayguard.cli_memory import memory
 from rayguard.cli_reap import reap
+from rayguard.cli_stories import show_stories
 from rayguard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ _FOLLOWED = 10  # incidents that --follow shows before the new ones, as journalc
 
 app = typer.Typer(
     name="rayguard",
-    help="See what rayguard saw and did on this machine, and what any log says of a failure.\n\n"
-    "Examples: `rayguard incidents --last 5`, `rayguard diagnose train.log`",
+    help="See what rayguard saw and did on this machine or a cluster, and what any log says of a failure.\n\n"
+    "Examples: `rayguard up`, `rayguard top`, `rayguard incidents --last 5`, `rayguard diagnose train.log`",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -68,6 +70,9 @@ app.command()(diagnose)
 app.command()(flight)
 app.command()(memory)
 app.command()(reap)
+app.command()(up)
+app.command()(down)
+app.command()(top)
 app.add_typer(catalog, name="catalog")
 
 
@@ -88,9 +93,15 @@ def incidents(  # noqa: PLR0913 - one option each
     identifier: Annotated[
         str | None, typer.Option("--id", help="The same as the argument.", metavar="ID")
     ] = None,
+    stories: Annotated[
+        bool, typer.Option("--stories", help="Joined into one story per cause; with an id, that one whole.")
+    ] = False,
+    address: Annotated[
+        str | None, typer.Option("--address", "-a", help="Of a cluster: those of all its nodes.", metavar="A")
+    ] = None,
     home: Home = None,
 ) -> None:
-    """Show the incidents in this machine's journal, oldest first.
+    """Show the incidents in this machine's journal or, with --address, of a cluster, oldest first.
 
     For example
 
@@ -98,36 +109,54 @@ def incidents(  # noqa: PLR0913 - one option each
 
     `rayguard incidents 3f9a` shows one whole: evidence, consequences, advice,
 
+    `rayguard incidents --stories` joins what has one cause: a node that died, and not its eight actors,
+
+    `rayguard incidents --address auto` asks all nodes of the cluster that runs here,
+
     `rayguard incidents --json | jq '.[] | select(.outcome == "failed")'` finds what was not repaired.
     """
     wanted = incident or identifier
-    journal = _journal(home)
     if follow:
-        if wanted:
-            raise typer.BadParameter("--follow shows new incidents, so it takes no id")
-        _follow(journal, kind, last or _FOLLOWED, as_json=as_json)
+        if wanted or stories or address:
+            raise typer.BadParameter(
+                "--follow shows new incidents here: it takes no id, --stories or --address"
+            )
+        _follow(_journal(home), kind, last or _FOLLOWED, as_json=as_json)
         return
-    found, errors = _or_exit(journal.read_with_errors)
-    if errors:
-        lines = "1 line of the journal was" if errors == 1 else f"{errors} lines of the journal were"
-        typer.echo(f"{lines} skipped: torn, or not written by rayguard", err=True)
+    where = address or str(_home(home))
+    found = incidents_of(address) if address else _read(_journal(home))
+    if stories:
+        show_stories(found, wanted, last=last, kind=kind, as_json=as_json)
+        return
     if wanted:
-        _show_one(_named(found, wanted, journal), as_json=as_json)
+        _show_one(_named(found, wanted, where), as_json=as_json)
         return
     found = [one for one in found if kind in (None, one.kind)]
-    _show_list(journal, found[-last:] if last else found, as_json=as_json)
+    _show_list(where, found[-last:] if last else found, as_json=as_json)
 
 
 @app.command()
 def status(
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON list with one object per process.")] = False,
+    address: Address = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON object; of this machine alone, a list of its processes.")
+    ] = False,
     home: Home = None,
 ) -> None:
-    """Show the guarded processes of this machine and their engines; those that ended, for a day.
+    """Show a cluster: nodes, processes, engines, jobs, stories. Without one, or with --home, this machine.
 
-    Example: `watch rayguard status`
+    Of this machine it shows the guarded processes and their engines; those that ended, for a day.
+
+    For example
+
+    `rayguard status --address 10.0.0.1:6379` shows the cluster with this head node,
+
+    `rayguard status --home ~/.local/state/rayguard` shows what was left there.
     """
+    if address or (home is None and cluster_here()):
+        show_cluster(address, as_json=as_json)
+        return
     from rayguard.cli_views import show_pages  # noqa: PLC0415 - `rayguard --version` need not wait for it
     from rayguard.recovery.status import read_pages  # noqa: PLC0415
 
@@ -165,14 +194,23 @@ def _or_exit(read: Callable[[], Any]) -> Any:
         raise typer.Exit(1) from None
 
 
-def _named(found: list[Incident], wanted: str, journal: Journal) -> Incident:
+def _read(journal: Journal) -> list[Incident]:
+    found: list[Incident]
+    found, errors = _or_exit(journal.read_with_errors)
+    if errors:
+        lines = "1 line of the journal was" if errors == 1 else f"{errors} lines of the journal were"
+        typer.echo(f"{lines} skipped: torn, or not written by rayguard", err=True)
+    return found
+
+
+def _named(found: list[Incident], wanted: str, where: str) -> Incident:
     exact = [one for one in found if one.id == wanted]
     matching = exact or [one for one in found if one.id.startswith(wanted)]
     if len(matching) == 1:
         return matching[0]
     several = f": {', '.join(one.id for one in matching[:5])}" if matching else ""
     how_many = "several incidents begin" if matching else "no incident begins"
-    typer.echo(f"rayguard: {how_many} with {wanted!r} in {journal.directory}{several}", err=True)
+    typer.echo(f"rayguard: {how_many} with {wanted!r} in {where}{several}", err=True)
     raise typer.Exit(1)
 
 
@@ -185,7 +223,7 @@ def _show_one(one: Incident, *, as_json: bool) -> None:
         show_incident(one)
 
 
-def _show_list(journal: Journal, found: list[Incident], *, as_json: bool) -> None:
+def _show_list(where: str, found: list[Incident], *, as_json: bool) -> None:
     from rayguard.cli_views import show_incidents  # noqa: PLC0415
 
     if as_json:
@@ -193,7 +231,7 @@ def _show_list(journal: Journal, found: list[Incident], *, as_json: bool) -> Non
     elif found:
         show_incidents(found)
     else:
-        typer.echo(f"No incidents in {journal.directory}.")
+        typer.echo(f"No incidents in {where}.")
 
 
 def _follow(journal: Journal, kind: str | None, last: int, *, as_json: bool) -> None:

@@ -18,6 +18,7 @@ from rayguard.recovery.status import StatusPage, Who
 from rayguard.recovery.tally import Tally
 
 DEADLINE_S = 60
+NO_CLUSTER = {"RAY_ADDRESS": "", "RAY_TMPDIR": "/nonexistent"}  # whatever else runs on this machine
 CAUSE = (
     "builtins.AssertionError: scheduler [bold]lost[/bold] \x1b[31mits mind\x1b[0m (sched.py:12) " + "x" * 400
 )
@@ -32,7 +33,7 @@ def command(home, *arguments, **environment):
     }
     return subprocess.run(
         [sys.executable, "-m", "rayguard", *arguments],
-        env={**clean, "RAYGUARD_HOME": str(home), **environment},
+        env={**clean, "RAYGUARD_HOME": str(home), **NO_CLUSTER, **environment},
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -42,7 +43,7 @@ def command(home, *arguments, **environment):
 
 def shown_at(home, *arguments, columns=100):
     """Run the command on a terminal; return its exit code and what it showed, without colours."""
-    code, shown = on_a_terminal(*arguments, columns=columns, RAYGUARD_HOME=str(home))
+    code, shown = on_a_terminal(*arguments, columns=columns, RAYGUARD_HOME=str(home), **NO_CLUSTER)
     return code, re.sub(r"\x1b\[[0-9;]*m", "", shown)
 
 
