@@ -12,7 +12,7 @@ UV := $(shell command -v uv || echo $(PYTHON) -m uv)
 # vLLM on the CPU: no download, one OpenMP thread for each engine, engines free to share cores.
 RUN := env HF_HUB_OFFLINE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 RAY_AUTH_MODE=disabled
 
-.PHONY: help setup demo test lint fast bench trials soak-memory diagnosis-report docs clean
+.PHONY: help setup demo test lint fast bench trials soak-memory check-deploy prometheus diagnosis-report docs clean
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -51,11 +51,22 @@ trials: setup ## Strike a pool of real engines with random faults under load (N=
 soak-memory: setup ## Run a leaking job under a real limit, bare and guarded; measure forecasts, ledger and reaper
 	@$(RUN) $(BIN)/python -m tests.benchmarks.memory.soak --rest
 
+check-deploy: setup prometheus ## Run unmodified jobs on a local cluster, watched by a real Prometheus; ask every panel and alert
+	@$(RUN) $(BIN)/python -m tests.benchmarks.cluster $(if $(PLOTS),--plots $(PLOTS))
+
+prometheus:
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null \
+		|| { test "$$(id -u)" = 0 && apt-get install --quiet --yes --no-install-recommends prometheus >/dev/null; } \
+		|| { echo "Needs Prometheus and promtool: apt-get install prometheus (Debian, Ubuntu), as root"; exit 1; }
+
 diagnosis-report: setup ## Measure the diagnosis on labelled texts (CORPUS=texts.jsonl): kinds, scopes, buried causes, speed
 	@$(RUN) $(BIN)/python -m tests.benchmarks.diagnosis_report $(CORPUS)
 
-docs: setup ## Write what is generated: docs/why-did-my-actor-die.md, from the catalog
+docs: setup ## Write what is generated: the catalog as a page, metrics, dashboards, alerts and their copies
 	@$(BIN)/python -m rayguard.faults.handbook > docs/why-did-my-actor-die.md
+	@$(BIN)/python -m rayguard.metrics.instruments > docs/metrics.md
+	@$(BIN)/python -m rayguard.metrics.dashboards
+	@$(BIN)/python -m rayguard.metrics.kubernetes_files
 
 clean: ## Remove what was made here
 	@rm -rf $(VENV) dist run .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

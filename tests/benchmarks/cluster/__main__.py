@@ -1,0 +1,206 @@
+"""rayguard on a real cluster, watched by a real Prometheus: ``make check-deploy``. Last line JSON.
+
+Three nodes; a job of unmodified user code under the plugin alone, with bugs of its own, killed and frozen from
+outside; a job on a pool of real engines; then every panel's query and every alert is put to Prometheus, a node is
+drained, one is lost, and rayguard is taken away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rayguard.memory.probes.node import MonitorSettings, NodeProbe
+from rayguard.metrics import discovery
+from tests.benchmarks.cluster import strikes, verdict
+from tests.benchmarks.cluster.alarms import Alarms
+from tests.benchmarks.cluster.jobs import Job
+from tests.benchmarks.cluster.prometheus import Prometheus
+from tests.benchmarks.cluster.scrape import config
+from tests.benchmarks.cluster.stage import Stage, new_folder
+
+NODES = 3
+_HERE = Path(__file__).parent
+_RULES = [Path("deploy/prometheus") / name for name in ("rayguard.rules.yml", "rayguard.alerts.yml")]
+_ROOM_BYTES = 8 << 30  # what the job with a hunger may take before Ray's memory monitor ends it
+_STEPS = 400
+_QUIET_S = 20.0
+_READY_S = 600.0
+_TARGETS_S = 90.0
+_FROZEN_S = 25.0
+_PANELS_S = 90.0
+_TELL_S = 60.0
+_UP_S = 180.0
+_MISHAPS = ("raise", "exit", "eat")
+
+
+@dataclass
+class Course:
+    """What has been done and found so far."""
+
+    stage: Stage
+    server: Prometheus
+    alarms: Alarms
+    pool: Job
+    user: Job
+    struck: list[strikes.Strike] = field(default_factory=list)
+    actors: strikes.Actors = field(default_factory=strikes.Actors)
+    told: dict[str, Any] = field(default_factory=dict)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--plots", type=Path, help="draw the dashboards' panels into this folder")
+    options.add_argument("--keep", action="store_true", help="keep homes, logs and Prometheus's data")
+    chosen = options.parse_args()
+    folder = new_folder()
+    say(f"in {folder}")
+    last = {"more": hungry(), "resources": {"large": 1}}
+    environment = {"RAYGUARD_AGENT_PORT": "0", "RAY_memory_monitor_refresh_ms": "0"}
+    with Stage(folder, nodes=NODES, environment=environment, last_node=last) as stage:
+        told = run(stage, folder, chosen.plots)
+    if not chosen.keep:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(told))
+    return int(not verdict.good(told))
+
+
+def say(what: str) -> None:
+    """Say to the person who waits what goes on."""
+    print(f"{time.strftime('%H:%M:%S')}  {what}", file=sys.stderr, flush=True)
+
+
+def hungry() -> dict[str, str]:
+    """Return the environment of the node whose memory monitor kills; the others' never does."""
+    memory = NodeProbe(MonitorSettings()).read()
+    assert memory is not None, "this machine does not tell its memory"
+    share = (memory.used + _ROOM_BYTES) / memory.total
+    return {"RAY_memory_usage_threshold": f"{min(0.93, share):.3f}", "RAY_memory_monitor_refresh_ms": "250"}
+
+
+def run(stage: Stage, folder: Path, plots: Path | None) -> dict[str, Any]:
+    import ray
+
+    say("rayguard up")
+    rayguard("up", stage.address)
+    found = stage.temp_folder / discovery.FILE
+    server = Prometheus(folder / "prometheus", config(folder / "rules", found, _RULES))
+    user = Job(
+        str(_HERE / "user_job.py"),
+        [
+            *("--address", stage.address, "--steps", str(_STEPS), "--leak-mib", "2"),
+            *("--mishaps", *_MISHAPS, "--runtime-env", json.dumps({"rayguard": {}})),
+        ],
+        folder / "user",
+    )
+    pool = Job(str(_HERE / "pool_job.py"), ["--address", stage.address, "--seconds", "3600"], folder / "pool")
+    with server, Alarms(server) as alarms:
+        server.until(lambda: up(server) == NODES, _TARGETS_S, f"not {NODES} agents are scraped")
+        with user, pool:
+            ray.init(address=stage.address, log_to_driver=False, logging_level="ERROR")
+            try:
+                course = Course(stage, server, alarms, pool, user)
+                perform(course, plots)
+            finally:
+                ray.shutdown()
+        say("rayguard down")
+        rayguard("down", stage.address)
+        course.told["left_behind"] = verdict.left_behind(stage)
+    course.told["alerts_fired_live"] = len(alarms.fired & alarms.resolved)
+    course.told["alerts_fired"] = sorted(alarms.fired)
+    return course.told
+
+
+def perform(course: Course, plots: Path | None) -> None:
+    server, told = course.server, course.told
+    say("the user's job works; the engines of the other one start")
+    course.user.until("step", _READY_S, least=len(_MISHAPS) + 2)
+    course.struck += [
+        strikes.Strike("raised", ("batch_indivisible",)),
+        strikes.Strike("os._exit(7)", ("actor_died",)),
+        strikes.Strike("killed by Ray's memory monitor", ("host_oom",)),
+    ]
+    course.pool.until("ready", _READY_S)
+    began, since = agents_cpu(server), time.monotonic()
+    threading.Event().wait(_QUIET_S)
+    told["agent_core_ratio"] = round((agents_cpu(server) - began) / (time.monotonic() - since) / NODES, 4)
+    say("a worker is killed, one is frozen, so are an agent, a supervisor and Prometheus")
+    course.struck.append(strikes.kill(course.actors, "rollout-0"))
+    course.struck.append(
+        strikes.freeze(course.actors, "rollout-1", _FROZEN_S, meanwhile=lambda: kill_ours(course))
+    )
+    say("every panel is asked")
+    told |= verdict.panels(server, _PANELS_S)
+    told |= verdict.alerts(server)
+    told["scrape_ms"] = round(
+        1e3 * max(verdict.value(server, 'max_over_time(scrape_duration_seconds{job="rayguard"}[5m])')), 1
+    )
+    if plots is not None:
+        from tests.benchmarks.cluster.plots import draw
+
+        draw(server, plots)
+    say("a node is drained, and one is lost")
+    lose_nodes(course)
+    told |= verdict.incidents(course.stage, course.struck, _TELL_S)
+    told |= verdict.manifests()
+    told["steps"] = int(course.user.until("step", _TELL_S))
+    told["nodes"] = NODES
+
+
+def kill_ours(course: Course) -> None:
+    """Kill an agent, a supervisor and Prometheus: the jobs must not notice."""
+    for name in ("NodeAgent", "Supervisor"):
+        rows = [row for row in course.actors.of_class(name) if row["State"] == "ALIVE"]
+        if rows:
+            strikes.kill_pid(rows[0]["Pid"])
+    course.server.kill()
+    course.server.start()
+
+
+def lose_nodes(course: Course) -> None:
+    import ray
+
+    cluster = course.stage.cluster
+    assert cluster is not None
+    added = course.stage.add()
+    lost = course.stage.add()
+    course.server.until(lambda: up(course.server) == NODES + 2, _TARGETS_S, "new nodes got no agents")
+    course.struck.append(strikes.drain(course.stage.address, added.node_id))
+    course.struck.append(strikes.Strike("node lost", ("node_died",), 0, lost.node_id))
+    cluster.remove_node(lost, allow_graceful=False)
+    deadline = time.monotonic() + _TELL_S
+    while any(row["NodeID"] == lost.node_id and row["Alive"] for row in ray.nodes()):
+        if time.monotonic() > deadline:
+            raise TimeoutError("Ray does not give up a node that was killed")
+        threading.Event().wait(0.5)
+
+
+def rayguard(command: str, address: str) -> None:
+    """Run a command of the CLI as a person does; its output goes to who waits."""
+    line = [sys.executable, "-m", "rayguard", command, "--address", address]
+    if command == "down":
+        line.append("--yes")
+    done = subprocess.run(line, stdout=sys.stderr, timeout=_UP_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"rayguard {command} ended with {done.returncode}")
+
+
+def up(server: Prometheus) -> int:
+    return len(server.ask('up{job="rayguard"} == 1'))
+
+
+def agents_cpu(server: Prometheus) -> float:
+    return sum(verdict.value(server, "rayguard_agent_cpu_seconds_total"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Which alerts a live Prometheus had, from beginning to end: seen firing, and seen to resolve."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from typing_extensions import Self
+
+if TYPE_CHECKING:
+    from tests.benchmarks.cluster.prometheus import Prometheus
+
+_LOOK_S = 0.5
+_END_S = 30.0
+
+
+class Alarms:
+    """Looks at the alerts twice a second, for as long as its ``with`` block."""
+
+    def __init__(self, server: Prometheus) -> None:
+        self._server = server
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.firing: set[str] = set()  # now
+        self.fired: set[str] = set()
+        self.resolved: set[str] = set()  # fired and ended; may fire again
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_LOOK_S):
+            try:
+                now = {alert.name for alert in self._server.alerts() if alert.state == "firing"}
+            except (OSError, ValueError, KeyError):
+                continue  # it is being killed, or starts
+            self.resolved |= self.firing - now
+            self.fired |= now
+            self.firing = now
