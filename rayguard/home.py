@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+AGENTS = "agents"  # the folder in it that is there as long as the node has an agent
 _VARIABLE = "RAYGUARD_HOME"
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,15 @@ class Incarnation:
             number=number,
             max_restarts=limit,
         )
+
+    @classmethod
+    def of_owner(cls) -> Incarnation:
+        """Return what this process is for what it owns: its job at least, also in a driver."""
+        life = cls.current()
+        ray = sys.modules.get("ray")
+        if life.job_id or ray is None or not ray.is_initialized():
+            return life
+        return replace(life, job_id=ray.get_runtime_context().get_job_id())
 
 
 def inside_ray_worker() -> bool:

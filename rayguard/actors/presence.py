@@ -62,11 +62,11 @@ def show_if_asked(life: Incarnation, name: str) -> None:
         show(life, name)
 
 
-def show_numbers(life: Incarnation, name: str) -> None:
+def show_numbers(life: Incarnation, name: str, *, if_read: bool = False) -> None:
     """Leave the numbers of this process for the endpoint of its node, from now on.
 
-    A second call says anew whose they are: the actor's, in a worker that had none yet. Loads no settings and
-    no Prometheus.
+    A second call says anew whose they are: the actor's, in a worker that had none yet. With ``if_read`` only
+    where the node has an agent, now or later. Loads no settings and no Prometheus.
     """
     global _numbers  # noqa: PLW0603 - one file per process
     with _lock, harmless("numbers"):
@@ -77,7 +77,7 @@ def show_numbers(life: Incarnation, name: str) -> None:
         if _numbers is not None:
             _numbers.who = who
             return
-        _numbers = NumbersPage(home(), who)
+        _numbers = NumbersPage(home(), who, if_read=if_read)
         _numbers.start()
 
 

@@ -10,6 +10,7 @@ import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from rayguard.home import AGENTS
 from rayguard.private import open_regular, replace_file
 from rayguard.process.identity import ProcessId
 from rayguard.process.world import world
@@ -17,7 +18,6 @@ from rayguard.process.world import world
 if TYPE_CHECKING:
     from pathlib import Path
 
-_FOLDER = "agents"
 _MAX_BYTES = 16 << 20
 
 
@@ -52,7 +52,7 @@ def there(home: Path, node_id: str, wanted: str) -> bool:
 
 def forget(home: Path, node_id: str) -> None:
     """Remove all files of the node's agent."""
-    folder = home / _FOLDER
+    folder = home / AGENTS
     for name in (f"{node_id}.json", f"{node_id}.known.json", f"{node_id}.tried.json", "install.lock"):
         (folder / name).unlink(missing_ok=True)
     try:
@@ -63,13 +63,13 @@ def forget(home: Path, node_id: str) -> None:
 
 def save(home: Path, name: str, what: Any) -> None:
     """Replace a file of the agent's in one step. Raises ``OSError``."""
-    replace_file(home / _FOLDER, name, json.dumps(what, allow_nan=False).encode())
+    replace_file(home / AGENTS, name, json.dumps(what, allow_nan=False).encode())
 
 
 def load(home: Path, name: str) -> Any:
     """Return what was saved; None where nothing was, or where it cannot be read."""
     try:
-        file = open_regular(home / _FOLDER / name)
+        file = open_regular(home / AGENTS / name)
         if file is None:
             return None
         with open(file, "rb") as stream:  # noqa: PTH123 - a descriptor

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PROC = Path("/proc")
+_NAMED = re.compile(r"(?:.*:)?([\w<>]+)(?:\.[\w<>]+)*(?:\(.*\))?", re.DOTALL)
 _TITLE = "ray::"
 _IDLE = "IDLE"
 _RAYS_OWN = frozenset({"DashboardAgent", "RuntimeEnvAgent"})  # children of a raylet that are no workers
@@ -132,7 +134,7 @@ class Roster:
             name, job_id, actor_id = _page(self.home, process)
             found = (name, job_id or found[1], actor_id)
         self._known[process] = found
-        return (found[0] or title.partition(".")[0].partition("(")[0], found[1], found[2])
+        return (found[0] or class_in(title), found[1], found[2])
 
     def _job(self, pid: int) -> str:
         said = next((one for one in self._text(pid, "environ").split(b"\0") if one.startswith(_JOB)), _JOB)
@@ -212,3 +214,12 @@ def _page(home: Path, process: ProcessId) -> tuple[str, str, str]:
 
 def _layout(fields: list[str]) -> Layout:
     return (int(fields[_STARTCODE]), int(fields[_STARTSTACK]), int(fields[_STARTBRK]))
+
+
+def class_in(title: str) -> str:
+    """Return the class or function of a title, without the name that Ray puts before a named actor's class.
+
+    "rollout-0:Rollout.generate" -> "Rollout": a metric's labels must not grow with the number of actors.
+    """
+    found = _NAMED.fullmatch(title)
+    return found[1] if found else title.partition(".")[0].partition("(")[0]

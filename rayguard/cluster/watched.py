@@ -39,9 +39,11 @@ _aside: threading.Thread | None = None
 def enlist(cls: type) -> None:
     """Put an actor's class, as Ray loaded it, under watch or guard; one that is guarded stays as it is."""
     plain = getattr(cls, "__ray_actor_class__", cls)
-    if getattr(cls, MARK, None) is not None or f"{cls.__module__}.".startswith(_NOT_USERS):
+    if f"{cls.__module__}.".startswith(_NOT_USERS):
         return
-    start_aside()
+    start_aside()  # also where its user guards it: for its numbers, and an agent on its node
+    if getattr(cls, MARK, None) is not None:
+        return
     named = config["guard"].get(f"{cls.__module__}:{plain.__qualname__}")
     if named is not None:
         with unharmed("guard"):

@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayguard.home import AGENTS
 from rayguard.metrics.sources import readings, sources
 from rayguard.metrics.tables import encode
 from rayguard.process.identity import ProcessId
@@ -33,11 +34,13 @@ class NumbersPage(Published[tuple["Who", list[dict[str, Any]]]]):
     """Publishes all that this process shows, every ``every_s`` seconds when something changed.
 
     ``who`` may be set anew when more is known. Unlike the status page it is also written at a normal end.
+    With ``if_read`` it is written only once this node has an agent that reads it.
     """
 
-    def __init__(self, home: Path | str, who: Who, *, every_s: float = 5.0) -> None:
+    def __init__(self, home: Path | str, who: Who, *, every_s: float = 5.0, if_read: bool = False) -> None:
         super().__init__(directory_of(home), "numbers", self._numbers, _written, every_s=every_s)
         self.who = who
+        self._readers = Path(home).absolute() / AGENTS if if_read else None
 
     def start(self) -> None:
         """Publish from a thread of our own until ``close`` or the end of the process."""
@@ -48,6 +51,11 @@ class NumbersPage(Published[tuple["Who", list[dict[str, Any]]]]):
         """End the thread and leave the last numbers behind. Bounded by one write."""
         atexit.unregister(self.close)
         super().close()
+
+    def _publish(self, *, due: bool) -> bool:
+        if self._readers is not None and not self._readers.is_dir():
+            return False
+        return super()._publish(due=due)
 
     def _numbers(self) -> tuple[Who, list[dict[str, Any]]]:
         return self.who, encode(readings(sources()))

@@ -12,7 +12,7 @@ from node_pair import until
 
 from rayguard.cluster import agent_marker
 from rayguard.cluster.agent_node import processes
-from rayguard.cluster.roster import Roster, marks
+from rayguard.cluster.roster import Roster, class_in, marks
 from rayguard.metrics.node_instruments import Processes
 from rayguard.process.deaths import DeathWatch
 from rayguard.process.identity import ProcessId
@@ -57,6 +57,25 @@ def start():
         for pipe in (one.stdin, one.stdout):
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
+
+
+@pytest.mark.parametrize(
+    ("title", "known_as"),
+    [
+        ("Rollout", "Rollout"),
+        ("Rollout.generate", "Rollout"),
+        ("rollout-0:Rollout.generate", "Rollout"),
+        ("team:a (first):Rollout", "Rollout"),
+        ("score", "score"),
+        ("Rollout(path='a:b')", "Rollout"),
+        ("module.score()", "module"),
+        ("IDLE", "IDLE"),
+        ("%", "%"),
+    ],
+)
+def test_actors_names_are_no_classes(title, known_as):
+    """A thousand named actors of one class are one class."""
+    assert class_in(title) == known_as
 
 
 def test_workers_are_known_by_their_title_and_their_page(start, tmp_path):

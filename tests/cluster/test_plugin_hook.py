@@ -329,14 +329,17 @@ def test_machinery_is_left_alone(watching, module):
     assert cls.add is Bare.add
 
 
-def test_a_class_that_is_guarded_stays_as_its_user_said(watching):
-    """Its own decorator is the more exact word."""
+def test_a_class_that_is_guarded_stays_as_its_user_said(watching, monkeypatch):
+    """Its own decorator is the more exact word; its numbers are shown all the same."""
     import rayguard
 
+    begun = []
+    monkeypatch.setattr(watched, "start_aside", lambda: begun.append(True))
     cls = rayguard.guard(type("Own", (Bare,), {"__module__": "users.own"}))
     before = cls.add
     watched.enlist(cls)
     assert cls.add is before
+    assert begun
 
 
 def test_a_named_class_that_cannot_be_guarded_is_watched(watching, monkeypatch):

@@ -259,3 +259,13 @@ def test_a_worker_that_shows_numbers_loads_no_settings_and_no_prometheus(tmp_pat
     """Both take a third of a second."""
     ran = process(tmp_path, "print({'pydantic', 'prometheus_client'} & set(sys.modules))")
     assert ran.stdout == "set()\n"
+
+
+def test_numbers_that_nobody_reads_are_not_written(tmp_path):
+    """A pool's driver leaves nothing on a node without an agent, and its numbers once one comes."""
+    page = NumbersPage(tmp_path, WHO, every_s=0.0, if_read=True)
+    assert not page.publish_now()
+    assert not directory_of(tmp_path).exists()
+    (tmp_path / "agents").mkdir()
+    assert page.publish_now()
+    assert read(tmp_path)["who"]["actor_class"] == "Rollout"

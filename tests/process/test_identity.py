@@ -104,7 +104,7 @@ def test_a_look_alike_without_the_mark_is_not_ours(processes):
     assert not owned_by(processes.identity(processes.sleeper()), MARK)
 
 
-@pytest.mark.parametrize("mark", [MARK + "1", "x" + MARK, MARK[:-1]])
+@pytest.mark.parametrize("mark", [MARK + "1", "x" + MARK, MARK[:-1]], ids=["longer", "before", "shorter"])
 def test_a_similar_mark_is_not_ours(processes, mark):
     """12-34 is neither 12-345 nor 2-34."""
     assert not owned_by(processes.identity(processes.sleeper(env=marked(mark))), MARK)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from rayguard.actors import presence
+from rayguard.actors.incarnation import Incarnation
 from rayguard.actors.pool.status import state_of
 from rayguard.metrics.pool_tally import POOLS, EngineState, PoolNow
 from rayguard.recovery.harmless import harmless
@@ -14,12 +16,13 @@ if TYPE_CHECKING:
 
 
 def show(core: PoolCore) -> None:
-    """Show the pool, and serve the metrics of this process if the settings say so."""
+    """Show the pool at the endpoint of its node, if there is one, and at one of its own, if asked for."""
     with harmless("metrics"):
         POOLS.opened(core.tally, lambda: now_of(core))
         from rayguard.metrics.exporter import serve_as_configured  # noqa: PLC0415 - loads Prometheus
 
         serve_as_configured()
+        presence.show_numbers(Incarnation.of_owner(), "RolloutPool", if_read=True)
 
 
 def hide(core: PoolCore) -> None:

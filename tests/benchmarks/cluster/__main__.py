@@ -101,6 +101,7 @@ def run(stage: Stage, folder: Path, plots: Path | None) -> dict[str, Any]:
             *("--mishaps", *_MISHAPS, "--runtime-env", json.dumps({"rayguard": {}})),
         ],
         folder / "user",
+        stage.homes[0],
     )
     pool = Job(str(_HERE / "pool_job.py"), ["--address", stage.address, "--seconds", "3600"], folder / "pool")
     with server, Alarms(server) as alarms:
@@ -171,10 +172,10 @@ def lose_nodes(course: Course) -> None:
 
     cluster = course.stage.cluster
     assert cluster is not None
-    added = course.stage.add()
     lost = course.stage.add()
-    course.server.until(lambda: up(course.server) == NODES + 2, _TARGETS_S, "new nodes got no agents")
-    course.struck.append(strikes.drain(course.stage.address, added.node_id))
+    course.server.until(lambda: up(course.server) == NODES + 1, _TARGETS_S, "a new node got no agent")
+    first, *_ = cluster.worker_nodes  # with actors of the jobs; the head and the one with the hunger stay
+    course.struck.append(strikes.drain(course.stage.address, first.node_id))
     course.struck.append(strikes.Strike("node lost", ("node_died",), 0, lost.node_id))
     cluster.remove_node(lost, allow_graceful=False)
     deadline = time.monotonic() + _TELL_S

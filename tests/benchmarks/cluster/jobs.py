@@ -21,8 +21,8 @@ _WORDS = 2_000
 class Job:
     """``with Job("user", [...arguments]) as job: job.until(step=3)``; ended by its pid where it has not ended."""
 
-    def __init__(self, program: str, arguments: list[str], log: Path) -> None:
-        self._program, self._arguments, self._log = program, arguments, log
+    def __init__(self, program: str, arguments: list[str], log: Path, home: Path) -> None:
+        self._program, self._arguments, self._log, self._home = program, arguments, log, home
         self._pause = threading.Event()
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -33,7 +33,7 @@ class Job:
                 [sys.executable, self._program, *self._arguments],
                 stdout=out,
                 stderr=err,
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, "PYTHONPATH": path, "RAYGUARD_HOME": str(self._home)},  # that of its node
             )
         return self
 
