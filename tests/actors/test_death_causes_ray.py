@@ -14,6 +14,7 @@ import pytest
 import ray
 
 from rayguard.actors.guard import guard
+from rayguard.actors.postmortem import told_by_next_life
 from rayguard.process import recorder
 from rayguard.process.recording_reader import recording_of
 from rayguard.recovery.incident import Outcome
@@ -122,6 +123,10 @@ def test_a_persons_sigkill_is_named_by_elimination_with_what_was_running():
     assert "after step 8" in notes
     assert "engine 0 rebuilt before step 7" in notes
     assert "its stderr: about to end" in notes
+    assert incident.node == ray.get_runtime_context().get_node_id()
+    actor_id = actor._actor_id.hex()
+    assert told_by_next_life(actor_id, pid) == "actor_died"  # what the agent of another node asks
+    assert told_by_next_life(actor_id, pid + 1) == ""
     ray.kill(actor)
 
 

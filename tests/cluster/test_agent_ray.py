@@ -162,11 +162,11 @@ def test_each_death_nobody_asked_for_has_one_incident_with_its_cause(two_nodes, 
 
 
 def test_what_the_next_life_tells_is_not_told_again(two_nodes, agents, on):
-    """Of a guarded actor. Its forked child would hide the death from Ray for a minute."""
+    """Of a guarded actor. Its forked child would hide the death from Ray for minutes."""
     node = two_nodes.other
     actor = on(node, Guarded)
     pid = get(actor.pid.remote())
-    child = get(actor.fork.remote(WAIT_S))
+    child = ProcessId.of(get(actor.fork.remote(10 * WAIT_S)))
     until(lambda: any(one["pid"] == pid and one["guarded"] for one in readings(node)["workers"]))
     os.kill(pid, signal.SIGKILL)
 
@@ -177,7 +177,7 @@ def test_what_the_next_life_tells_is_not_told_again(two_nodes, agents, on):
             return False
 
     until(next_life)
-    assert not psutil.pid_exists(child)
+    until(lambda: not child.alive())
     (incident,) = ended(two_nodes, node, [pid])
     assert (incident.outcome, incident.remedy) == (Outcome.RECOVERED, "restart_process")
     ray.kill(actor)
