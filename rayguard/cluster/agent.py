@@ -242,9 +242,8 @@ class NodeAgent:
 
 def _token(said: Settings) -> str | None:
     """Return the endpoint's token. Raises ``OSError``: without the one that was asked for, none serves."""
-    if said.metrics_token_file is not None:
-        return said.metrics_token_file.read_text(encoding="utf-8").strip()
-    return said.metrics_token or None
+    file = said.metrics_token_file
+    return None if file is None else file.read_text(encoding="utf-8").strip()
 
 
 def _recording(path: Path, since: float) -> dict[str, Any] | None:
