@@ -237,7 +237,7 @@ def _tell_installed(found: dict[str, Any]) -> None:
     if len(found["nodes"]) > 1 and all("//127." in node.get("url", "//127.") for node in found["nodes"]):
         typer.echo(
             "The endpoints listen on loopback only. For a Prometheus elsewhere, start the nodes with\n"
-            "RAYGUARD_METRICS_ADDRESS=0.0.0.0 and RAYGUARD_METRICS_TOKEN_FILE, a file whose token it has, too."
+            "RAYGUARD_METRICS_ADDRESS=0.0.0.0 and RAYGUARD_METRICS_TOKEN_FILE (it needs that token)."
         )
     _tell_plugin(found)
 

@@ -45,6 +45,7 @@ _WORKERS_S = 2.0
 _RARELY_S = 15.0
 _SHARE = 0.003  # of a core, at most, for looking at the workers: with a thousand of them, looks are rarer
 _NODE_S = 5.0
+_AROUND_S = 2.0
 _REAP_S = 300.0
 _QUIET_S = 3_600.0  # deaths are told of; there is nothing to look for
 _PLUGIN = "rayguard.cluster.plugin"
@@ -68,8 +69,8 @@ class NodeAgent:
         self._look_s = _WORKERS_S
         self._known = agent_told.Known(self._home)
         self._node = NodeLook(self._home)
-        reporter = Reporter(self._cluster, lambda: self._node.seen)
-        self._deaths = Deaths(self._cluster, self._roster, self._known, reporter.tell)
+        tell = Reporter(self._cluster).tell
+        self._deaths = Deaths(self._cluster, self._roster, self._known, tell, lambda: self._node.seen)
         self._stillness = Stillness(self._home, node_id, self._known)
         self._peers = Peers(self._cluster, settings)
         self._numbers = NodeNumbers(self._home)
@@ -150,6 +151,7 @@ class NodeAgent:
         self._known.refresh()
         with harmless("agent_deaths"):
             self._recall()
+        self._rounds.start("around", self._node.look_around, every_s=lambda: _AROUND_S)
         self._rounds.start("workers", self._look_at_workers, every_s=lambda: self._look_s)
         self._rounds.start("deaths", self._look_at_deaths, every_s=self._until_next_death, deadline_s=60.0)
         self._rounds.start("node", self._look_at_node, every_s=lambda: _NODE_S)
@@ -183,7 +185,6 @@ class NodeAgent:
         return LOOK_S if self._deaths.pending else _QUIET_S
 
     def _look_at_node(self) -> None:
-        self._node.look_around()
         self._node.look(self._workers.values(), self._roster.private_bytes, self._deaths.counts)
         self._page.publish()
         self._numbers.refresh()

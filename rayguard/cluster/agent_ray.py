@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = b"rayguard"  # of lines in the table of names
 OURS = "_rayguard"  # of our actors
-_DEADLINE_S = 2.0
+_DEADLINE_S = 10.0
 _SUBSCRIBE_S = 20.0
 _AGAIN_S = (1.0, 5.0, 30.0)
 _LOOK_S = 30.0

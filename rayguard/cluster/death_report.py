@@ -15,18 +15,18 @@ from rayguard.faults.fault import ExceptionFact, Fault, ProcessExit, Role
 from rayguard.faults.printed.traceback import exceptions_in
 from rayguard.process.killer import CauseOfDeath, who_killed
 from rayguard.process.killer_evidence import gather, last_lines
+from rayguard.process.recorder_reading import Seen
 from rayguard.process.recording import MemoryPoint, Recording
 from rayguard.recovery.harmless import harmless
 from rayguard.recovery.incident import Incident
 from rayguard.recovery.remedy import Action
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rayguard.cluster.agent_ray import ClusterOfAgent
     from rayguard.cluster.death_story import Death
     from rayguard.process.identity import ProcessId
-    from rayguard.process.recorder_reading import Seen
+
+Around = tuple[float, Seen | None]  # when (wall clock), how full memory was, whom the kernel had killed
 
 _STDERR = 5
 _LINE_CHARS = 300
@@ -34,18 +34,18 @@ _MARKS = (":job_id:", ":actor_name:", ":task_name:")  # lines that Ray writes in
 
 
 class Reporter:
-    """Writes incidents. ``around`` says how full the node was, and whom the kernel had killed, and when."""
+    """Writes incidents."""
 
-    def __init__(self, cluster: ClusterOfAgent, around: Callable[[], tuple[float, Seen | None]]) -> None:
-        self._cluster, self._around = cluster, around
+    def __init__(self, cluster: ClusterOfAgent) -> None:
+        self._cluster = cluster
 
-    def tell(self, death: Death, process: ProcessId, notes: tuple[str, ...]) -> Incident:
-        """Write the incident of ``death`` and return it."""
+    def tell(self, death: Death, process: ProcessId, around: Around, notes: tuple[str, ...]) -> Incident:
+        """Write the incident of ``death`` and return it. ``around``: the node, as seen last before it."""
         actor = death.actor
         actor_id = actor.actor_id if actor is not None else ""
         stderr = self._cluster.stderr_of(death.word.worker_id, death.pid) if death.word is not None else ""
         found = Postmortem.of_word(death.pid, actor_id)
-        verdict = self._verdict(death, found.recording or self._seen_from_here(process, stderr))
+        verdict = self._verdict(death, found.recording or _seen_from_here(process, around, stderr))
         fault = _fault(death, verdict)
         grew = found.recording.sentence() if found.recording is not None else ""
         diagnosis = diagnosis_of(death, records.diagnosed(fault), verdict, grew)
@@ -78,17 +78,18 @@ class Reporter:
             )
         return None
 
-    def _seen_from_here(self, process: ProcessId, stderr: str) -> Recording:
-        """Return what would stand in its recording of the node around it, as the agent saw it last."""
-        at, seen = self._around()
-        return Recording(
-            process=process,
-            alive=False,
-            stderr=stderr,
-            last_at=at,
-            memory=() if seen is None else (MemoryPoint(at=at, private=0, node_ratio=seen.node_ratio),),
-            node_kills=None if seen is None else seen.node_kills,
-        )
+
+def _seen_from_here(process: ProcessId, around: Around, stderr: str) -> Recording:
+    """Return what would stand in its recording of the node around it."""
+    at, seen = around
+    return Recording(
+        process=process,
+        alive=False,
+        stderr=stderr,
+        last_at=at,
+        memory=() if seen is None else (MemoryPoint(at=at, private=0, node_ratio=seen.node_ratio),),
+        node_kills=None if seen is None else seen.node_kills,
+    )
 
 
 def _fault(death: Death, verdict: CauseOfDeath | None) -> Fault:

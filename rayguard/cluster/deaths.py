@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from rayguard.cluster.agent_ray import ClusterOfAgent
     from rayguard.cluster.agent_told import Known
+    from rayguard.cluster.death_report import Around
     from rayguard.cluster.roster import Roster, Worker
 
 _log = logging.getLogger("rayguard")
@@ -60,22 +61,29 @@ class _Case:
     asked: bool = False  # whose process it was
     forks: tuple[int, ...] = ()
     notes: list[str] = field(default_factory=list)
+    around: Around = (0.0, None)  # the node as it was seen last before
     told_as: str = ""  # the kind that the next life found
 
 
 class Deaths:
-    """Open deaths, and how many there were by kind. ``tell`` writes an incident (``death_report``)."""
+    """Open deaths, and how many there were by kind. ``tell`` writes an incident (``death_report``).
+
+    ``around`` says how the node was seen last; asked when a death is noticed, since what the kernel counts of
+    its kills is compared with it.
+    """
 
     def __init__(
         self,
         cluster: ClusterOfAgent,
         roster: Roster,
         known: Known,
-        tell: Callable[[Death, ProcessId, tuple[str, ...]], Incident],
+        tell: Callable[[Death, ProcessId, Around, tuple[str, ...]], Incident],
+        around: Callable[[], Around],
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.news: Callable[[], None] = lambda: None  # called when there is something to look at
         self._cluster, self._roster, self._known, self._tell = cluster, roster, known, tell
+        self._around = around
         self._watch = DeathWatch("rayguard-agent-deaths")
         self._workers: dict[ProcessId, Worker] = {}
         self._lock = threading.Lock()
@@ -137,7 +145,8 @@ class Deaths:
         with self._lock:
             if process in self._open or len(self._open) >= _MAX_OPEN:
                 return self._open.get(process)
-            case = self._open[process] = _Case(process, at, worker=self._workers.get(process))
+            case = _Case(process, at, worker=self._workers.get(process), around=self._around())
+            self._open[process] = case
             return case
 
     def _take_word(self, worker_id: str, at: float) -> None:
@@ -169,7 +178,7 @@ class Deaths:
             return True
         mine = self._known.of(death.pid)
         if verdict is Verdict.TELL:
-            kind = self._tell(death, case.process, tuple(case.notes)).kind
+            kind = self._tell(death, case.process, case.around, tuple(case.notes)).kind
         else:
             kind = next((one.kind for one in reversed(mine) if self._of(one, death)), case.told_as)
         self.counts[kind] += 1

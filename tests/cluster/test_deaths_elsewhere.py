@@ -40,7 +40,9 @@ def told_here():
 
 @pytest.fixture
 def deaths(tmp_path, told_here):
-    made = Deaths(Cluster(), None, Known(tmp_path), lambda *death: told_here.append(death))
+    made = Deaths(
+        Cluster(), None, Known(tmp_path), lambda *death: told_here.append(death), lambda: (0.0, None)
+    )
     made.reported("worker")
     yield made
     made.close()
