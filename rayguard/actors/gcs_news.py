@@ -40,9 +40,10 @@ async def news(subscriber: Any, *, subscribed: bool = False) -> AsyncIterator[tu
 
 
 async def kept_up(
-    line: Callable[[], Awaitable[None]], lost: str, again_s: tuple[float, ...] = AGAIN_S
+    line: Callable[[], Awaitable[None]], lost: str, again_s: tuple[float, ...] | None = None
 ) -> None:
     """Run ``line()`` anew whenever it fails, until cancelled; ``lost`` says what that means, once."""
+    waits = again_s or AGAIN_S
     failures = 0
     while True:
         began = time.monotonic()
@@ -55,7 +56,7 @@ async def kept_up(
             if failures <= 1:  # once for each outage
                 TALLY.guard_error("gcs")
                 _log.warning("rayguard: %s: %r", lost, error)
-        await asyncio.sleep(again_s[min(failures, len(again_s) - 1)])
+        await asyncio.sleep(waits[min(failures, len(waits) - 1)])
 
 
 async def all_at_once(*parts: Awaitable[None]) -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rayguard.actors import gcs_news
 from rayguard.actors.pool import gcs
 from rayguard.actors.pool.notice import Notices, drain_s
 from rayguard.recovery.tally import TALLY
@@ -122,7 +123,7 @@ async def test_without_rays_word_the_pool_goes_on(monkeypatch):
             raise AttributeError("another Ray")
 
     monkeypatch.setattr(gcs, "_Line", Broken)
-    monkeypatch.setattr(gcs, "_AGAIN_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(gcs_news, "AGAIN_S", (0.01, 0.01, 0.01))
     before = TALLY.guard_errors["gcs"]
     listening = asyncio.ensure_future(
         gcs.listen("nowhere", "here", SimpleNamespace(beyond=lambda _here: True))
