@@ -45,7 +45,8 @@ class Reporter:
         actor_id = actor.actor_id if actor is not None else ""
         stderr = self._cluster.stderr_of(death.word.worker_id, death.pid) if death.word is not None else ""
         found = Postmortem.of_word(death.pid, actor_id)
-        verdict = self._verdict(death, found.recording or _seen_from_here(process, around, stderr))
+        seen = found.recording or _seen_from_here(process, around, stderr)
+        verdict = self._verdict(death, seen, recorded=found.recording is not None)
         fault = _fault(death, verdict)
         grew = found.recording.sentence() if found.recording is not None else ""
         diagnosis = diagnosis_of(death, records.diagnosed(fault), verdict, grew)
@@ -70,12 +71,13 @@ class Reporter:
         records.record(incident)
         return incident
 
-    def _verdict(self, death: Death, seen: Recording) -> CauseOfDeath | None:
+    def _verdict(self, death: Death, seen: Recording, *, recorded: bool) -> CauseOfDeath | None:
         with harmless("agent_deaths"):
             said = (death.actor.memory_said if death.actor is not None else "") or death.said
-            return who_killed(
-                gather(seen, died_at=death.at, exitcode=death.exitcode, ray_kind=death.kind, ray_said=said)
+            evidence = gather(
+                seen, died_at=death.at, exitcode=death.exitcode, ray_kind=death.kind, ray_said=said
             )
+            return who_killed(replace(evidence, recorded=recorded))
         return None
 
 

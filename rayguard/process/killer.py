@@ -70,7 +70,8 @@ class Evidence:
 
     ``exitcode`` is as in ``multiprocessing``. ``group_kills`` and ``node_kills`` count the kernel's
     out-of-memory kills from the last moment that the process saw to now. ``silent_s`` is the time from the
-    last sign of life in its recording to its death.
+    last sign of life in its recording to its death. Where its own recorder did not run (not ``recorded``),
+    that it said nothing of its end means nothing.
     """
 
     pid: int
@@ -85,6 +86,7 @@ class Evidence:
     node_ratio: float | None = None  # of memory in use when it was last seen
     private_bytes: int | None = None
     silent_s: float | None = None
+    recorded: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,10 +199,12 @@ def _outside(seen: Evidence) -> CauseOfDeath | None:
     share = f"memory was at {100 * seen.node_ratio:.0f} %"
     counts = [count for count in (seen.group_kills, seen.node_kills) if count is not None]
     kernel = "the kernel killed nobody for memory" if counts and not any(counts) else ""
-    signs = ", ".join(filter(None, (share, kernel, "it said nothing itself")))
+    signs = ", ".join(filter(None, (share, kernel, "it said nothing itself" if seen.recorded else "")))
     if seen.node_ratio >= FULL_RATIO:
         how = f"{_SILENT}, likely of a program that guards memory ({signs})"
         return CauseOfDeath(killer=Killer.OUTSIDE, kind=HOST_OOM, how=how, confidence=0.6, evidence=(signs,))
+    if not seen.recorded and seen.exitcode is None:
+        return _itself(seen, Killer.UNKNOWN, f"{_SILENT} or os._exit ({signs})", 0.4, signs)
     sure = 0.95 if seen.exitcode == -signal.SIGKILL else 0.85
     how = f"{_SILENT} of a person or another program ({signs})"
     return _itself(seen, Killer.OUTSIDE, how, sure, signs)

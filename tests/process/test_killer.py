@@ -1,6 +1,7 @@
 """Who killed a process: each sign on its own, against each other, and from trees that look like a kernel's."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -308,3 +309,13 @@ def test_the_last_lines_of_a_file(tmp_path):
     assert last_lines("", 3) == []
     assert last_lines(str(tmp_path / "gone"), 3) == []
     assert last_lines(str(tmp_path), 3) == []
+
+
+def test_silence_means_nothing_where_nobody_recorded():
+    """A worker that had no recorder could not have said that it ends itself."""
+    seen = Evidence(pid=7, ray_kind="SYSTEM_ERROR", node_ratio=0.2, silent_s=1.0, node_kills=0)
+    assert who_killed(seen).killer is Killer.OUTSIDE
+    found = who_killed(replace(seen, recorded=False))
+    assert (found.killer, found.kind) == (Killer.UNKNOWN, "actor_died")
+    assert "by SIGKILL or os._exit (memory was at 20 %, the kernel killed nobody for memory)" in found.how
+    assert who_killed(replace(seen, recorded=False, exitcode=-9)).killer is Killer.OUTSIDE
