@@ -164,7 +164,7 @@ class MemoryGuard:
         """Return an incident of its own: that of calls goes on until one of them ends well."""
         target = type(self._instance).__name__
         told = opened(concern, target, f"in {target}", self._found)
-        return replace(told, remedy=_remedy(relief).label)
+        return told if relief is Relief.NONE else replace(told, remedy=_remedy(relief).label)
 
     def _hunt(self, state: State) -> None:
         """Find out what grows: a few steps of tracing and looking, begun once growth is proven."""

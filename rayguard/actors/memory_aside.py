@@ -49,14 +49,16 @@ class Aside:
         self._opened, self._relieved = opened, relieved
         self._tried: list[Tried] = []
         self._renewed: tuple[float, ...] = ()
-        self._asked = False
+        self._asked = self._helpless = False
 
     def looked(self, state: State) -> None:
         """Do what can be done beside calls; its own errors are logged and counted."""
         with harmless("memory watch"):
-            if self._asked and not any(concern.need.urgent for concern in state.concerns):
-                self._asked = False
-                self._hands.ask_to_leave("")  # another one went, or it let go of something
+            if not any(concern.need.urgent for concern in state.concerns):
+                self._helpless = False
+                if self._asked:
+                    self._asked = False
+                    self._hands.ask_to_leave("")  # another one went, or it let go of something
             for concern in state.concerns:
                 if concern.quantity in _OURS and self._relieve(concern):
                     return
@@ -64,8 +66,9 @@ class Aside:
     def _relieve(self, concern: Concern) -> bool:
         """Say whether something was done; then the watch looks again before anything else is."""
         now = time.monotonic()
-        relief = decide(concern.need, self._tried, self._closed(concern), now).relief
+        relief, reason = decide(concern.need, self._tried, self._closed(concern), now)
         if relief is Relief.NONE:
+            self._nothing_more(concern, reason)
             return False
         if relief is Relief.RECYCLE:
             self._leave(concern)
@@ -82,6 +85,13 @@ class Aside:
             _record(incident, str(done), Outcome.RECOVERED if done.freed else Outcome.FAILED)
         self._relieved()
         return True
+
+    def _nothing_more(self, concern: Concern, reason: str) -> None:
+        """Say so once while it is urgent. Who is in no pool says it at the end of a call."""
+        if self._hands.pooled and concern.need.urgent and not self._asked and not self._helpless:
+            self._helpless = True
+            note = f"nothing more can be done: {reason}"
+            _record(self._opened(concern, Relief.NONE), note, Outcome.FAILED)
 
     def _closed(self, concern: Concern) -> dict[Relief, str]:
         closed = dict.fromkeys((Relief.FREE, Relief.REDUCE), _AT_AN_END)

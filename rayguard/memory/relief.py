@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rayguard.memory.pressure import Pressure
 
@@ -79,8 +79,7 @@ class Tried:
         return f"{self.relief.value} freed {self.freed / MIB:.0f} MiB in {self.took_s:.2f} s"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """The next relief, or none and why."""
 
     relief: Relief
@@ -114,7 +113,7 @@ def _useless(relief: Relief, need: Need, tried: Sequence[Tried], now: float) -> 
         return f"freed only {last.freed / MIB:.0f} of {need.wanted / MIB:.0f} MiB"
     worth = max(_WORTH_BYTES, need.wanted * _WORTH)
     if relief is Relief.RECYCLE and need.grown < worth:
-        return f"this process has grown by {need.grown / MIB:.0f} MiB only; others hold the rest"
+        return f"this process has grown by {need.grown / MIB:.0f} MiB only since it was warm"
     if relief is Relief.ENGINE and need.engine_grown < max(worth, need.grown):
         return f"the engine has grown by {need.engine_grown / MIB:.0f} MiB only"
     return ""

@@ -126,3 +126,19 @@ def test_who_asked_takes_it_back_once_memory_is_there_again(told):
     aside.looked(State())
     aside.looked(State())
     assert hands.did[1:] == ["the node's memory is 95% full", ""]
+
+
+def test_an_actor_of_a_pool_that_took_it_all_at_its_start_says_once_that_nothing_helps(told):
+    """A new process would take as much: replacing it would go on for ever."""
+    hands = Hands(pooled=True, freed=0)
+    aside = aside_of(hands)
+    full = Need(pressure=Pressure.HARD, wanted=1000 * MIB)
+    for _ in range(4):
+        aside.looked(state(full, Quantity.PRIVATE))
+    assert hands.did == [Relief.COLLECT]
+    (incident,) = told
+    assert incident.outcome is Outcome.FAILED
+    assert "recycle: this process has grown by 0 MiB only since it was warm" in incident.notes[-1]
+    aside.looked(State())
+    aside.looked(state(full, Quantity.PRIVATE))
+    assert len(told) == 2, "it was over, and is there again"

@@ -24,6 +24,7 @@ pytestmark = [
 
 # Workers import this file: by its module's name, and what it imports from the repository.
 PATHS = [str(Path(__file__).parent), str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
+WARM_S = 32.0  # an actor's memory is said to have grown from what it was at 30 s
 PROMPTS = [[20 + n, 7, 90 + 3 * n, 11] * 5 for n in range(24)]
 SAMPLING = {
     "temperature": 0.0,
@@ -39,12 +40,16 @@ class Rollout(rayguard.RolloutMixin):
     """All that a user writes."""
 
     def __init__(self, model: str, current: str):
-        self.model, self.current = model, Path(current)
+        self.model, self.current, self.born = model, Path(current), time.monotonic()
         self.start_engine(weights=self.weights)
 
     def weights(self):
         version = self.current.read_text()
         return rayguard.Weights(version, path=str(self.current.parent / version / "model.safetensors"))
+
+    def age(self):
+        """Seconds."""
+        return time.monotonic() - self.born
 
     def hoard(self, gib):
         """Leak."""
@@ -172,6 +177,8 @@ def test_an_actor_whose_memory_runs_out_is_replaced_by_its_pool(pool):
 
     pool.wait_ready(timeout_s=300)
     wanted, before = said(pool.generate(PROMPTS, SAMPLING)), len(incidents())
+    while ray.get(pool.handles["rollout-1"].age.remote(), timeout=60) < WARM_S:
+        assert said(pool.generate(PROMPTS, SAMPLING)) == wanted  # it grows from what it takes until then
     ray.get(pool.handles["rollout-1"].hoard.remote(3), timeout=60)
     until = time.monotonic() + 300
     while "rollout-1" in pool.handles:
