@@ -60,6 +60,7 @@ class Settings(BaseSettings):
     metrics_token_file: Annotated[Path | None, BeforeValidator(_absolute)] = None
     agent_port: int = Field(default=0, ge=0, le=65_535)
     agent_idle_s: float = Field(default=0.0, ge=0.0)  # after which it leaves an idle node; 0: it stays
+    agent_silent_s: float = Field(default=120.0, ge=1.0)  # of a call, before it may be told as a hang
     journal_max_bytes: int = Field(default=8 << 20, ge=4_096)
     journal_keep: int = Field(default=4, ge=1, le=1_000)
     catalog: Annotated[str, BeforeValidator(_absolute_each)] = ""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rayguard.home import home
-from rayguard.process import recorder
+from rayguard.process import recorder, stacks
 from rayguard.recovery.harmless import counted, harmless
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def record(life: Incarnation, name: str) -> None:
     with harmless("recorder"):
         # Not the settings: a third of a second that a healthy actor need not pay.
         recorder.start(home(), title=name, actor_id=life.actor_id, failed=partial(counted, "recorder"))
+        stacks.register()  # for the agent, should a call never end
 
 
 def reap() -> None:

@@ -71,7 +71,7 @@ class NodeAgent:
         self._node = NodeLook(self._home)
         tell = Reporter(self._cluster).tell
         self._deaths = Deaths(self._cluster, self._roster, self._known, tell, lambda: self._node.seen)
-        self._stillness = Stillness(self._home, node_id, self._known)
+        self._stillness = Stillness(self._home, node_id, self._known, self._cluster.actor_with)
         self._peers = Peers(self._cluster, settings)
         self._numbers = NodeNumbers(self._home)
         self._endpoint: NodeEndpoint | None = None

@@ -74,6 +74,12 @@ class ClusterOfAgent:
         rows = [row for row in _accessor().get_actor_table(job, None) if wanted in row]
         return next((one for row in rows if (one := _actor(row, wanted)) is not None), None)
 
+    def actor_with(self, pid: int, job_id: str) -> str:
+        """Return the id of the actor that lives in a process of this node; '' for none."""
+        worker_id = self.worker_id_of(pid)
+        actor = self.actor_in(worker_id, job_id) if worker_id and job_id else None
+        return "" if actor is None else actor.actor_id
+
     def actor(self, actor_id: str) -> ActorFacts | None:
         """Return what Ray knows of an actor now."""
         from ray import ActorID  # noqa: PLC0415 - only where Ray runs

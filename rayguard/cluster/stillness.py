@@ -8,31 +8,35 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rayguard.actors import records
 from rayguard.cluster import still
 from rayguard.cluster.still import Calls, Method
+from rayguard.config import Settings
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.faults.fault import Fault, Role, Silence
 from rayguard.private import open_regular
 from rayguard.process import kept, stacks
 from rayguard.process import recorder_layout as layout
+from rayguard.recovery.harmless import harmless
 from rayguard.recovery.incident import Incident, Outcome
 from rayguard.recovery.remedy import Action
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from rayguard.cluster.agent_told import Known
     from rayguard.cluster.roster import Worker
     from rayguard.process.identity import ProcessId
-    from rayguard.process.stacks import Stack
+    from rayguard.process.stacks import Place
 
 STOPPED, SILENT = "agent.stopped", "agent.silent"
 _STACKS_S = 3.0
+_ASK_AGAIN_S = 60.0  # for a stack, which costs a process more than a look
+_FRAMES = 12
 _NS = 1e9
 _GOES_ON = {
     STOPPED: "let it go on with `kill -CONT`, or end it: Ray starts an actor again that may be restarted",
@@ -40,15 +44,30 @@ _GOES_ON = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A worker that stands still, and what that is called."""
+
+    signature: str
+    silent_s: float
+    why: str
+    stack: Sequence[Place]  # innermost first
+    kind: Kind = Kind.ENGINE_HANG
+    scope: Scope = Scope.PROCESS
+
+
 class Stillness:
     """Who of the node's workers stands still."""
 
-    def __init__(self, home: Path, node_id: str, known: Known) -> None:
+    def __init__(self, home: Path, node_id: str, known: Known, actor_with: Callable[[int, str], str]) -> None:
         self._home, self._node_id, self._known = home, node_id, known
+        self._actor_with = actor_with  # of a pid and a job
         self._stopped: dict[ProcessId, float] = {}  # monotonic, when first seen so
         self._calls: dict[ProcessId, Calls] = {}
         self._open: dict[tuple[ProcessId, str], Incident] = {}
+        self._ask_again: dict[ProcessId, float] = {}
         self._looked_at = 0.0
+        self._silent_s = Settings().agent_silent_s
 
     def adopt(self, workers: dict[ProcessId, Worker]) -> None:
         """Take over what an earlier life of the agent had found, and close what is over since."""
@@ -83,6 +102,7 @@ class Stillness:
                 self._look_silent(worker, now, pause_s)
         self._stopped = {process: at for process, at in self._stopped.items() if process in workers}
         self._calls = {process: calls for process, calls in self._calls.items() if process in workers}
+        self._ask_again = {process: at for process, at in self._ask_again.items() if process in workers}
 
     def _look_stopped(self, worker: Worker, now: float) -> None:
         process = worker.process
@@ -97,7 +117,9 @@ class Stillness:
             and not self._told_elsewhere(worker)
         ):
             why = f"its process {process.pid} is stopped (SIGSTOP)"
-            self._tell(worker, STOPPED, now - since, why)
+            seen = stacks.look(process, deadline_s=_STACKS_S)
+            stack = still.of_the_call(seen.threads) or next((one.places for one in seen.threads), ())
+            self._tell(worker, _Found(signature=STOPPED, silent_s=now - since, why=why, stack=stack))
 
     def _look_silent(self, worker: Worker, now: float, pause_s: float) -> None:
         process = worker.process
@@ -110,14 +132,24 @@ class Stillness:
             if calls.moved_at == now:
                 self._over(process, SILENT, Outcome.RECOVERED)
             return
-        found = calls.silent(now)
-        if found is None or self._told_elsewhere(worker):
+        found = calls.silent(now, self._silent_s)
+        if found is None or now < self._ask_again.get(process, now) or self._told_elsewhere(worker):
             return
-        seen = stacks.look(process, deadline_s=_STACKS_S)
-        if not seen.threads or still.waits_for_others(_main(seen)):
+        call = still.of_the_call(stacks.look(process, deadline_s=_STACKS_S).threads)
+        if not call or still.waits_for_others(call):
+            self._ask_again[process] = now + _ASK_AGAIN_S
             return  # what it waits for is not known, or is another process: no hang that can be proved
         name, silent_s = found
-        self._tell(worker, SILENT, silent_s, f"`{name}` is silent, far beyond its own pace", seen)
+        standing = _Found(
+            signature=SILENT,
+            silent_s=silent_s,
+            why=f"`{name}` is silent, far beyond its own pace",
+            stack=call,
+        )
+        if still.in_a_collective(call):
+            why = f"{standing.why}, in a collective: a rank of its group has not come"
+            standing = replace(standing, why=why, kind=Kind.NCCL_TIMEOUT, scope=Scope.GROUP)
+        self._tell(worker, standing)
 
     def _told_elsewhere(self, worker: Worker) -> bool:
         """Say whether the actor's pool or supervisor has told of it already."""
@@ -127,43 +159,44 @@ class Stillness:
             for one in self._known.of(worker.process.pid)
         )
 
-    def _tell(
-        self, worker: Worker, signature: str, silent_s: float, why: str, seen: Stack | None = None
-    ) -> None:
-        seen = seen or stacks.look(worker.process, deadline_s=_STACKS_S)
+    def _tell(self, worker: Worker, found: _Found) -> None:
         pid = worker.process.pid
         silence = Silence(
             role=Role.ACTOR,
-            silent_s=silent_s,
+            silent_s=found.silent_s,
             requests=0 if worker.idle else 1,
             states=((pid, worker.state),),
-            why=why,
-            evidence=tuple(str(place) for place in _places(seen)),
+            why=found.why,
+            evidence=tuple(str(place) for place in found.stack[:_FRAMES]),
         )
         fault = Fault(role=Role.ACTOR, operation=worker.title, silence=silence, at=time.time())
         diagnosis = replace(
             records.diagnosed(fault),
-            signature=signature,
-            kind=Kind.ENGINE_HANG,
-            scope=Scope.PROCESS,
-            cause=f"{worker.target} stands still: {why}, for {silent_s:.0f} s",
-            confidence=0.99 if signature == STOPPED else 0.7,
+            signature=found.signature,
+            kind=found.kind,
+            scope=found.scope,
+            cause=f"{worker.target} stands still: {found.why}, for {found.silent_s:.0f} s",
+            confidence=0.99 if found.signature == STOPPED else 0.7,
             evidence=(f"Ray shows it as `ray::{worker.title}`", *silence.evidence),
-            advice=_GOES_ON[signature],
+            advice=_GOES_ON[found.signature],
         )
         incident = replace(
             Incident.of(fault, diagnosis),
             target=worker.target,
-            actor_id=worker.actor_id,
+            actor_id=worker.actor_id or self._actor_of(worker),
             job_id=worker.job_id,
             node=self._node_id,
             pid=pid,
             remedy=Action.NONE.value,
-            detect_s=silent_s,
-            notes=(f"waits in the kernel in {seen.waits_in}",) if seen.waits_in else (),
+            detect_s=found.silent_s,
         )
         records.record(incident)
-        self._open[worker.process, signature] = incident
+        self._open[worker.process, found.signature] = incident
+
+    def _actor_of(self, worker: Worker) -> str:
+        with harmless("agent_still"):  # the incident comes first
+            return self._actor_with(worker.process.pid, worker.job_id)
+        return ""
 
     def _over(self, process: ProcessId, signature: str, outcome: Outcome) -> None:
         told = self._open.pop((process, signature), None)
@@ -206,15 +239,3 @@ def _methods(home: Path, process: ProcessId) -> list[Method]:
         for at, _, name in named
         if at.isdecimal() and int(at) < layout.WORDS - 3
     ]
-
-
-def _main(seen: Stack) -> list[str]:
-    """Return the frames of the thread that makes an actor's calls, innermost first."""
-    main = next((one for one in seen.threads if "MainThread" in one.name), seen.threads[0])
-    return [
-        f"{place.file} ray.{place.function}" if "ray/" in place.file else place.file for place in main.places
-    ]
-
-
-def _places(seen: Stack) -> Iterable[object]:
-    return [place for thread in seen.threads[:1] for place in thread.places[:12]]

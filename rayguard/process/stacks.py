@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import json
 import os
 import re
@@ -38,7 +39,6 @@ MAX_FRAMES = 40
 MAX_DUMP_BYTES = 256 * 1024
 _QUIET_S = 0.05  # a dump that has not grown for so long is whole: it has no last line
 _CHECK_S = 0.01
-_SUFFIX = ".stack"
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[([^\]]*)\])? \(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
@@ -77,31 +77,27 @@ class Stack:
 _files: list[IO[bytes]] = []  # faulthandler knows only the descriptor: it must stay open
 
 
-def register(folder: str | os.PathLike[str], name: str) -> bool:
-    """Let this process write its stacks to ``folder`` when it gets ``DUMP_SIGNAL``; say whether it can.
+def register() -> bool:
+    """Have this process write its stacks to memory of its own at ``DUMP_SIGNAL``; say whether it can.
 
-    Not where somebody else uses the signal, or where no file can be made. A child that was forked writes to
-    its parent's file until it registers too.
+    Who asks reads them through ``/proc``, so nothing stays behind when the process dies. Not where somebody
+    else uses the signal. A child that was forked is not asked until it registers too.
     """
-    path = Path(folder) / f"{name}-{os.getpid()}{_SUFFIX}"
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         if not _files and _catches(os.getpid()):
             return False
-        _forget_the_dead(Path(folder))
-        file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
+        file = os.fdopen(os.memfd_create(_name(os.getpid())), "wb", buffering=0)
+        # What was read is cut away: the next dump must begin where the file does.
+        fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
         faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)
-    except (OSError, RuntimeError):  # a full disk; a kernel that keeps the signal for itself
+    except (AttributeError, OSError, RuntimeError):  # an old kernel, or one that keeps the signal for itself
         return False
     _files[:] = [file]  # closes the parent's, which nothing writes to here any more
     return True
 
 
-def _forget_the_dead(folder: Path) -> None:
-    for path in folder.glob(f"*{_SUFFIX}"):
-        pid = path.stem.rpartition("-")[2]
-        if not pid.isdecimal() or int(pid) == os.getpid() or ProcessId.of(int(pid)) is None:
-            path.unlink(missing_ok=True)
+def _name(pid: int) -> str:
+    return f"rayguard-{pid}.stack"
 
 
 def read_stacks(processes: Sequence[ProcessId], *, mark: str, deadline_s: float) -> tuple[Stack, ...]:
@@ -227,12 +223,12 @@ def _by_faulthandler(processes: Sequence[ProcessId], until: float) -> dict[int, 
 
 
 def _dump_file(pid: int) -> Path | None:
-    """Return the file that the process holds open for its stacks, if it registered."""
+    """Return where the memory that the process holds open for its stacks is found, if it registered."""
     with contextlib.suppress(OSError):
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):  # closed while we looked
-                if (path := fd.readlink()).name.endswith(f"-{pid}{_SUFFIX}"):
-                    return path
+                if str(fd.readlink()).startswith(f"/memfd:{_name(pid)}"):
+                    return fd
     return None
 
 

@@ -23,7 +23,7 @@ def stands_here():
     threading.Event().wait(60)
 threading.Thread(target=threading.Event().wait, args=(60,), name="helper", daemon=True).start()
 if len(sys.argv) > 1:
-    register(sys.argv[1], "engine_core")
+    register()
 stands_here()
 """
 needs_py_spy = pytest.mark.skipif(stacks._py_spy() is None, reason="py-spy is not installed")
@@ -68,17 +68,16 @@ def test_py_spy_reads_a_process_that_is_stopped(processes, standing, mark):
     assert ProcessId.of(child.pid).state() == "T"
 
 
-def test_faulthandler_tells_where_there_is_no_py_spy(standing, mark, tmp_path, monkeypatch):
+def test_faulthandler_tells_where_there_is_no_py_spy(standing, mark, monkeypatch):
     """The process writes its stacks itself, and goes on."""
     monkeypatch.setattr(stacks, "_py_spy", lambda: None)
-    child = standing(tmp_path)
+    child = standing("registered")
     for _ in range(2):  # the second dump replaces the first
         (stack,) = read(child, mark)
         assert stack.by == "faulthandler"
         assert functions(stack).count("stands_here") == 1
     assert child.poll() is None
     assert stack.state in {"S", "R"}
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_process_that_does_not_catch_the_signal_is_not_sent_it(standing, mark, tmp_path, monkeypatch):
@@ -93,10 +92,10 @@ def test_a_process_that_does_not_catch_the_signal_is_not_sent_it(standing, mark,
     assert child.poll() is None
 
 
-def test_a_stopped_process_is_not_sent_a_signal(processes, standing, mark, tmp_path, monkeypatch):
+def test_a_stopped_process_is_not_sent_a_signal(processes, standing, mark, monkeypatch):
     """It could not answer, and would find the signal when it goes on."""
     monkeypatch.setattr(stacks, "_py_spy", lambda: None)
-    child = standing(tmp_path)
+    child = standing("registered")
     processes.stop(child)
     (stack,) = read(child, mark)
     assert (stack.state, stack.threads) == ("T", ())
@@ -104,9 +103,9 @@ def test_a_stopped_process_is_not_sent_a_signal(processes, standing, mark, tmp_p
     assert "ShdPnd:\t0000000000000000" in pending
 
 
-def test_strangers_are_left_alone(standing, mark, tmp_path):
+def test_strangers_are_left_alone(standing, mark):
     """No mark, no look: neither by py-spy nor by a signal."""
-    child = standing(tmp_path, marked=False)
+    child = standing("registered", marked=False)
     assert read(child, mark) == ()
 
 
@@ -138,54 +137,52 @@ def _text(path):
         return ""
 
 
-def test_a_signal_that_somebody_else_uses_is_left_to_them(processes, tmp_path):
+def test_a_signal_that_somebody_else_uses_is_left_to_them(processes):
     """Registering over it would take their handler away."""
     code = (
         "import signal, sys\n"
         "from rayguard.process.stacks import DUMP_SIGNAL, register\n"
         "signal.signal(DUMP_SIGNAL, lambda *_: None)\n"
-        f"print(register({str(tmp_path)!r}, 'engine_core'), flush=True)\n"
+        "print(register(), flush=True)\n"
     )
     assert processes.python(code).said == "False"
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_that_cannot_make_its_file_goes_on(processes, tmp_path):
+def test_a_process_that_cannot_make_its_file_goes_on(processes):
     """A start must not fail for it; and the signal is not caught then, so it is never sent."""
-    missing = str(tmp_path / "missing")
-    code = f"from rayguard.process.stacks import register; print(register({missing!r}, 'engine_core'))"
-    assert processes.python(code).said == "False"
+    code = (
+        "import resource\n"
+        "from rayguard.process.stacks import _catches, register\n"
+        "import os\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (0, 4096))\n"
+        "said = register()\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 4096))\n"
+        "print(said, _catches(os.getpid()))\n"
+    )
+    assert processes.python(code).said == "False False"
 
 
-def test_a_forked_child_writes_to_its_own_file(processes, mark, tmp_path, monkeypatch):
-    """As vLLM forks workers from a core that has registered."""
+def test_a_forked_child_writes_to_its_own_file(processes, mark, monkeypatch):
+    """As vLLM forks workers from a core that has registered; one that has not is not asked."""
     monkeypatch.setattr(stacks, "_py_spy", lambda: None)
     code = (
         "import os, threading\n"
         "from rayguard.process.stacks import register\n"
-        f"register({str(tmp_path)!r}, 'engine_core')\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        f"    register({str(tmp_path)!r}, 'engine_worker')\n"
+        "register()\n"
+        "pids = [os.fork()]\n"
+        "if pids[0] == 0:\n"
+        "    register()\n"
+        "elif os.fork() == 0:\n"
+        "    pids.clear()\n"
         "os.write(1, b'%d\\n' % os.getpid())\n"
         "threading.Event().wait(60)\n"
     )
     child = processes.python(code, env={**os.environ, OWNER_ENV: mark})
-    both = (child.said, child.stdout.readline().decode().strip())
-    family = [ProcessId.of(int(pid)) for pid in both]
-    found = read_stacks(family, mark=mark, deadline_s=10.0)
-    assert [stack.by for stack in found] == ["faulthandler", "faulthandler"]
-    assert len(list(tmp_path.iterdir())) == 2
-    for process in family:
-        os.kill(process.pid, signal.SIGKILL)
-
-
-def test_files_of_the_dead_are_removed(processes, tmp_path):
-    """An engine that is replaced again and again must not fill the disk."""
-    (tmp_path / "engine_core-999999999.stack").touch()
-    code = f"from rayguard.process.stacks import register; print(register({str(tmp_path)!r}, 'engine_core'))"
-    assert processes.python(code).said == "True"
-    assert [p.name.startswith("engine_core-9999") for p in tmp_path.iterdir()] == [False]
+    family = [int(child.said), *(int(child.stdout.readline()) for _ in range(2))]
+    found = read_stacks([ProcessId.of(pid) for pid in family], mark=mark, deadline_s=10.0)
+    assert sorted(stack.by for stack in found) == ["", "faulthandler", "faulthandler"]
+    for pid in family:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_what_py_spy_prints_is_read():

@@ -73,7 +73,7 @@ def _install(directory: str) -> None:
         del os.environ[RECORDS_ENV]
         return
     _record(directory, role)
-    stacks.register(directory, role.value)
+    stacks.register()
     if owner is None:
         _log.warning("%s=%r names no process: this engine process is not tied to it", OWNER_ENV, mark)
     else:

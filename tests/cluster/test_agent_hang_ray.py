@@ -1,0 +1,45 @@
+"""An actor whose call never ends is told by its node's agent, with the line where it stands."""
+
+import pytest
+import ray
+from mortals import Guarded
+from node_pair import until
+
+from rayguard.cluster import installation
+from rayguard.cluster.still import SEEN
+from rayguard.recovery.incident import Outcome
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+WAIT_S = 60
+PATIENCE_S = 180
+
+
+@pytest.fixture(scope="module")
+def node(two_nodes):
+    """A node whose agent calls three seconds a silence."""
+    found = two_nodes.add(env_vars={"RAYGUARD_AGENT_SILENT_S": "3"})
+    assert [one.why for one in installation.ensure_agents()] == ["", "", ""]
+    yield found
+    installation.remove_all()
+
+
+def test_a_call_that_never_ends_is_told_once_and_closed_when_it_ends_after_all(two_nodes, node):
+    """Its pace is learnt from its earlier calls; nothing is done to it."""
+    actor = ray.remote(Guarded).options(num_cpus=0, **two_nodes.on(node)).remote()
+    pid = ray.get(actor.pid.remote(), timeout=WAIT_S)
+    agent = installation.agents()[node]
+    for _ in range(2 * SEEN + 4):  # a look takes two seconds, and each must find another call
+        ray.get(actor.turn.remote(0.5), timeout=WAIT_S)
+        ray.get(actor.turn.remote(0.5), timeout=WAIT_S)
+    assert not [one for one in two_nodes.incidents(node) if one.pid == pid]
+    stands = actor.turn.remote(40.0)
+    (told,) = until(lambda: [one for one in two_nodes.incidents(node) if one.pid == pid])
+    assert (told.kind, told.scope, told.outcome) == ("engine_hang", "process", Outcome.OPEN)
+    assert "`Guarded.turn` is silent, far beyond its own pace" in told.cause
+    assert any(line.startswith("turn (") and "mortals.py" in line for line in told.evidence)
+    assert told.actor_id == actor._actor_id.hex()
+    ray.get(stands, timeout=PATIENCE_S)
+    closed = until(lambda: [one for one in two_nodes.incidents(node) if one.pid == pid and one.closed_at])
+    assert [(one.id, one.outcome) for one in closed] == [(told.id, Outcome.RECOVERED)]
+    assert ray.get(agent.hello.remote(), timeout=WAIT_S)["late"] == []
+    ray.kill(actor)
