@@ -1,26 +1,24 @@
 """When a living process counts as standing still: stopped by a signal, or silent against its pace. Pure.
 
 Ray notices neither. A false alarm is worse than a late one: a call counts as silent only where its method
-has often been seen to end, in a process that makes one call at a time, that uses no processor, and whose
-stack does not wait for others. Who looks is ``stillness``.
+has often ended, in a process that makes one call at a time, that uses no processor, and whose stack does not
+wait for others. How long calls took the process itself knows (its flight recording). Who looks is
+``stillness``.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rayguard.process.pace import Pace
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from rayguard.process.stacks import Place, Thread
 
 STOPPED_S = 5.0  # the pool ends its own actors after two
-USUALLY = 8.0  # times the usual length of the method
-LONGEST = 4.0  # times the longest one seen
+LONGEST = 5.0  # times the longest call of the method
 SEEN = 20  # calls that tell how long a method takes
 IDLE_RATIO = 0.01  # of a core
 PAUSED = 5.0  # rounds late: the machine slept, and with it everything that it judges
@@ -39,45 +37,32 @@ _COLLECTIVE = re.compile(r"torch/distributed/(?:distributed_c10d|_functional_col
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """One method of a process, as its live words have it; times are monotonic seconds, 0 for never."""
+    """One method of a process, as its live words have it; times are monotonic seconds, 0 for never.
+
+    ``longest_s``: of its calls that have ended; None where two ran at once, so that it cannot be told.
+    """
 
     name: str
     begun: int
     ended: int
     begun_at: float
     ended_at: float
+    longest_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """What was learned of the calls of one process. ``moved_at``: when anything happened last."""
+    """The calls of one process as they were seen last. ``moved_at``: when anything happened last."""
 
-    methods: Mapping[str, Method] = field(default_factory=dict)
-    paces: Mapping[str, Pace] = field(default_factory=dict)
-    longest: Mapping[str, float] = field(default_factory=dict)
-    together: bool = False  # two calls at once were seen: their lengths cannot be told
+    methods: tuple[Method, ...] = ()
     cpu_s: float = 0.0
     moved_at: float = 0.0
 
     def after(self, methods: Iterable[Method], cpu_s: float, now: float) -> Calls:
         """Return what is known after another look at ``now``."""
-        seen = {one.name: one for one in methods}
-        paces, longest = dict(self.paces), dict(self.longest)
-        for one in seen.values():
-            took = _took(self.methods.get(one.name), one)
-            if took is not None:
-                paces[one.name] = paces.get(one.name, Pace()).after(took)
-                longest[one.name] = max(longest.get(one.name, 0.0), took)
-        running = sum(one.begun - one.ended for one in seen.values())
+        seen = tuple(methods)
         calm = seen == self.methods and cpu_s - self.cpu_s <= IDLE_RATIO * max(0.0, now - self.moved_at)
-        return Calls(
-            methods=seen,
-            paces=paces,
-            longest=longest,
-            together=self.together or running > 1,
-            cpu_s=self.cpu_s if calm else cpu_s,
-            moved_at=self.moved_at if calm else now,
-        )
+        return self if calm else Calls(methods=seen, cpu_s=cpu_s, moved_at=now)
 
     def paused(self, pause_s: float) -> Calls:
         """Return it after a time in which nobody ran, neither the process nor who looks at it."""
@@ -88,25 +73,14 @@ class Calls:
 
         ``least_s``: shorter silences are none, however short the method's calls are.
         """
-        running = [one for one in self.methods.values() if one.begun > one.ended]
-        if len(running) != 1 or self.together:
+        running = [one for one in self.methods if one.begun > one.ended]
+        if len(running) != 1:
             return None
-        name = running[0].name
-        pace = self.paces.get(name, Pace())
-        silent_s = now - max(self.moved_at, running[0].begun_at)
-        limit_s = max(least_s, USUALLY * pace.usual(), LONGEST * self.longest.get(name, 0.0))
-        return (name, silent_s) if pace.seen >= SEEN and silent_s >= limit_s else None
-
-
-def _took(before: Method | None, now: Method) -> float | None:
-    """Return how long a call took that ended between two looks; None where none did, or it cannot be told."""
-    if now.ended == (0 if before is None else before.ended):
-        return None
-    if now.begun == now.ended:
-        return now.ended_at - now.begun_at if now.ended_at >= now.begun_at else None
-    if before is None or not before.ended:
-        return None
-    return (now.ended_at - before.ended_at) / (now.ended - before.ended)  # with the gaps: rather too long
+        (one,) = running
+        if one.begun - one.ended > 1 or one.ended < SEEN or one.longest_s is None:
+            return None
+        silent_s = now - max(self.moved_at, one.begun_at)
+        return (one.name, silent_s) if silent_s >= max(least_s, LONGEST * one.longest_s) else None
 
 
 def of_the_call(threads: Iterable[Thread]) -> tuple[Place, ...]:

@@ -223,19 +223,18 @@ def _methods(home: Path, process: ProcessId) -> list[Method]:
     if len(data) < layout.LABELS.end:
         return []
     words = layout.read_words(data)
-    named = (
-        str(one.body).partition(" ")
-        for one in layout.read_ring(data, layout.LABELS)
-        if one.kind is layout.Kind.METHOD
-    )
     return [
-        Method(
-            name=name,
-            begun=words[int(at)],
-            ended=words[int(at) + 1],
-            begun_at=words[int(at) + 2] / _NS,
-            ended_at=words[int(at) + 3] / _NS,
-        )
-        for at, _, name in named
-        if at.isdecimal() and int(at) < layout.WORDS - 3
+        _method(name, words[at:]) for at, name in layout.names(layout.read_ring(data, layout.LABELS)).items()
     ]
+
+
+def _method(name: str, words: Sequence[int]) -> Method:
+    longest = words[layout.LONGEST]
+    return Method(
+        name=name,
+        begun=words[layout.BEGUN],
+        ended=words[layout.ENDED],
+        begun_at=words[layout.BEGUN_AT] / _NS,
+        ended_at=words[layout.ENDED_AT] / _NS,
+        longest_s=None if longest == layout.UNTOLD else longest / _NS,
+    )

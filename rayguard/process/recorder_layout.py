@@ -17,11 +17,11 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 KIND, ENDING = "flight", "ring"  # of the file's name (``kept``)
 
-_MAGIC, _VERSION = b"rgflight", 1
+_MAGIC, _VERSION = b"rgflight", 2
 # Native byte order: a recording is read on the machine that wrote it. The two clocks, read at one moment, in
 # nanoseconds: wall and monotonic; every other time in the file is monotonic.
 _HEADER = struct.Struct("=8sI32sQQ")
@@ -42,9 +42,10 @@ class Word(IntEnum):
     CALLS_LOST = 6  # calls of methods for which the table had no room
 
 
-# Four words for each method follow the sixteen of the process.
-BEGUN, ENDED, BEGUN_AT, ENDED_AT = range(4)
-_WORDS_AT, _GLOBAL_WORDS, _METHOD_WORDS = 128, 16, 4
+# Five words for each method follow the sixteen of the process. LONGEST: of its calls, in ns.
+BEGUN, ENDED, BEGUN_AT, ENDED_AT, LONGEST = range(5)
+UNTOLD = (1 << 64) - 1  # for LONGEST: two calls ran at once, and which of them ended is not known
+_WORDS_AT, _GLOBAL_WORDS, _METHOD_WORDS = 128, 16, 5
 METHODS = 60
 WORDS = _GLOBAL_WORDS + METHODS * _METHOD_WORDS
 
@@ -205,6 +206,12 @@ def read_header(data: bytes) -> Header | None:
 def read_words(data: bytes) -> tuple[int, ...]:
     """Return the live words."""
     return struct.unpack_from(f"={WORDS}Q", data, _WORDS_AT)
+
+
+def names(labels: Iterable[Record]) -> dict[int, str]:
+    """Return the names of the methods that these labels tell of, by the place of their first word."""
+    told = (str(one.body).partition(" ") for one in labels if one.kind is Kind.METHOD)
+    return {int(at): name for at, _, name in told if at.isdecimal() and int(at) <= WORDS - _METHOD_WORDS}
 
 
 def read_ring(data: bytes, ring: Ring) -> list[Record]:

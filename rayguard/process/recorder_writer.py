@@ -23,7 +23,7 @@ from rayguard.process import kept
 from rayguard.process import recorder_layout as layout
 from rayguard.process.identity import ProcessId, owner_mark
 from rayguard.process.mapped import MappedFile
-from rayguard.process.recorder_layout import BEGUN_AT, ENDED, ENDED_AT, Kind, Word
+from rayguard.process.recorder_layout import BEGUN_AT, ENDED, ENDED_AT, LONGEST, UNTOLD, Kind, Word
 from rayguard.process.recorder_reading import OwnMemory
 from rayguard.process.recorder_rounds import ROUND_NS, Steps
 from rayguard.process.recorder_sampler import EVERY_S, Sampler
@@ -71,6 +71,7 @@ class FlightRecorder:
         self._begun: dict[int, Any] = {}
         self._ended: dict[int, Any] = {}
         self._due_ns: dict[int, int] = {}
+        self._longest: dict[int, int] = {}
         self._meeting = threading.RLock()  # of a signal handler too
         self.node_ratio = 0.0
         self._fed_ns = _LONG_AGO
@@ -117,8 +118,11 @@ class FlightRecorder:
     def end(self, at: int) -> None:
         """Note that the call has ended, well or not."""
         words = self.words
-        words[at + ENDED] = next(self._ended[at])
+        ended = words[at + ENDED] = next(self._ended[at])
         now = words[at + ENDED_AT] = time.monotonic_ns()
+        took = now - words[at + BEGUN_AT] if words[at] == ended else UNTOLD
+        if took > self._longest[at]:
+            self._longest[at] = words[at + LONGEST] = took
         if now >= self._due_ns[at]:
             self._call_ended(at, now)
 
@@ -136,7 +140,7 @@ class FlightRecorder:
                 said = f"{owner}.{name}" if number < layout.METHODS - 1 else "other methods"
                 self.text(layout.LABELS, Kind.METHOD, f"{at} {said}")
                 self._begun[at], self._ended[at] = itertools.count(1), itertools.count(1)
-                self._due_ns[at] = 0
+                self._due_ns[at] = self._longest[at] = 0
             self._at[owner, name] = at
             return at
 

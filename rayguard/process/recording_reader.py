@@ -84,10 +84,7 @@ class _Parsed:
         self._texts = layout.read_ring(data, layout.TEXTS)
         self._rounds = layout.read_ring(data, layout.ROUNDS)
         self._numbers = layout.read_ring(data, layout.NUMBERS)
-        named = (str(one.body).partition(" ") for one in self._labels if one.kind is Kind.METHOD)
-        self._names = {
-            int(at): name for at, _, name in named if at.isdecimal() and int(at) < layout.WORDS - 3
-        }
+        self._names = layout.names(self._labels)
 
     def recording(self, who: ProcessId, *, alive: bool) -> Recording:
         methods = tuple(self._method(at) for at in sorted(self._names))

@@ -92,7 +92,9 @@ def register() -> bool:
         faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)
     except (AttributeError, OSError, RuntimeError):  # an old kernel, or one that keeps the signal for itself
         return False
-    _files[:] = [file]  # closes the parent's, which nothing writes to here any more
+    for before in _files:  # of an earlier call, or the parent's: nothing writes to it here any more
+        before.close()
+    _files[:] = [file]
     return True
 
 

@@ -18,90 +18,66 @@ SILENT_S = 120.0
 RAY = "/site-packages/ray/_private"
 
 
-def look(calls, now, *, cpu_s=0.0, began_at, **values):
-    method = Method(name="Trainer.update", begun_at=began_at, **{"ended_at": 0.0, **values})
-    return calls.after([method], cpu_s, now)
+def method(begun=SEEN + 1, ended=SEEN, began_at=0.0, longest_s=USUAL_S):
+    return Method(
+        name="Trainer.update",
+        begun=begun,
+        ended=ended,
+        begun_at=began_at,
+        ended_at=began_at,
+        longest_s=longest_s,
+    )
 
 
-def learned(calls=None, seen=SEEN):
-    """A process that has made calls of ten seconds, one after the other; the time of the last end."""
-    calls, now = calls or Calls(), 0.0
-    for call in range(1, seen + 1):
-        calls = look(calls, now, begun=call, ended=call - 1, began_at=now, ended_at=now)
-        now += USUAL_S
-        calls = look(calls, now, begun=call, ended=call, began_at=now - USUAL_S, ended_at=now)
-    return calls, now
-
-
-def running(calls, since, until, **values):
-    """The next call begins at ``since`` and is looked at each two seconds."""
-    now = since
+def running(*methods, until, cpu=0.0):
+    """What runs is looked at each two seconds, and uses ``cpu`` of a core."""
+    calls, now = Calls(), 0.0
     while now <= until:
-        calls = look(calls, now, begun=SEEN + 1, ended=SEEN, began_at=since, ended_at=since, **values)
+        calls = calls.after(methods or [method()], now * cpu, now)
         now += 2.0
     return calls
 
 
 def test_a_call_far_beyond_its_pace_is_silent():
-    """Not before the longest of the three limits."""
-    calls, now = learned()
-    calls = running(calls, now, now + 200)
-    assert calls.silent(now + SILENT_S - 1, SILENT_S) is None
-    name, silent_s = calls.silent(now + 201, SILENT_S)
-    assert name == "Trainer.update"
-    assert 190 <= silent_s <= 201
-
-
-def test_a_process_that_is_never_seen_idle_has_a_pace_too():
-    """Each look comes while the next call runs: what ended between two looks tells."""
-    calls, now = Calls(), 0.0
-    for call in range(1, SEEN + 3):
-        calls = look(calls, now + 1, begun=call, ended=call - 1, began_at=now, ended_at=now)
-        now += USUAL_S
-    assert calls.paces["Trainer.update"].seen == SEEN
-    began = now - USUAL_S
-    last = {"begun": SEEN + 2, "ended": SEEN + 1, "began_at": began, "ended_at": began}
-    calls = look(calls, began + 60, **last)
-    assert calls.silent(began + 60, SILENT_S) is None
-    assert look(calls, began + 160, **last).silent(began + 160, SILENT_S)[0] == "Trainer.update"
+    """Not before the longer of the two limits; whoever looks may have come while it ran."""
+    calls = running(until=200)
+    assert calls.silent(SILENT_S - 1, SILENT_S) is None
+    assert calls.silent(201.0, SILENT_S) == ("Trainer.update", 201.0)
+    calls = running(method(longest_s=100.0), until=600)
+    assert calls.silent(499.0, SILENT_S) is None
+    assert calls.silent(501.0, SILENT_S) == ("Trainer.update", 501.0)
 
 
 def test_a_call_that_computes_is_not_silent():
     """However long it takes."""
-    calls, now = learned()
-    start = now
-    for step in range(300):
-        calls = look(calls, now, begun=SEEN + 1, ended=SEEN, began_at=start, ended_at=start, cpu_s=step * 0.5)
-        now += 2.0
-    assert calls.silent(now, SILENT_S) is None
+    assert running(until=600, cpu=0.25).silent(601.0, SILENT_S) is None
 
 
-def test_nothing_is_said_of_what_was_seldom_seen_or_ran_together():
-    """A first long call, a method whose calls overlap, an idle actor."""
-    calls, now = learned(seen=SEEN - 2)  # and the one before the silence
-    assert running(calls, now, now + 400).silent(now + 400, SILENT_S) is None
-    calls, now = learned(look(Calls(), 0.0, begun=2, ended=0, began_at=0.0))
-    assert running(calls, now, now + 400).silent(now + 400, SILENT_S) is None
-    calls, now = learned()
-    assert calls.silent(now + 10_000, SILENT_S) is None
+@pytest.mark.parametrize(
+    "methods",
+    [
+        [method(begun=SEEN, ended=SEEN - 1)],
+        [method(longest_s=None)],
+        [method(begun=SEEN + 2)],
+        [method(), method(begun=1, ended=0)],
+        [method(begun=SEEN)],
+    ],
+    ids=["seldom", "together once", "together now", "two methods", "idle"],
+)
+def test_nothing_is_said_of_what_cannot_be_told(methods):
+    assert running(*methods, until=600).silent(10_000.0, SILENT_S) is None
 
 
-def test_one_long_call_that_ended_well_makes_the_next_one_patient():
-    """At least four times the longest; more while few were seen."""
-    calls, now = learned()
-    calls = look(calls, now, begun=SEEN + 1, ended=SEEN, began_at=now, ended_at=now)
-    calls = look(calls, now + 100, begun=SEEN + 1, ended=SEEN + 1, began_at=now, ended_at=now + 100)
-    start = now + 100
-    calls = look(calls, start, begun=SEEN + 2, ended=SEEN + 1, began_at=start, ended_at=start)
-    assert calls.silent(start + 390, SILENT_S) is None
-    assert calls.silent(start + 2_000, SILENT_S) is not None
+def test_what_happens_begins_it_anew():
+    """Another call, of whatever method."""
+    calls = running(until=200)
+    other = method(begun=7, ended=7, began_at=199.0)
+    assert calls.after([method(), other], 0.0, 200.0).silent(300.0, SILENT_S) is None
 
 
 def test_a_machine_that_slept_is_no_hang():
     """What nobody could do in the meantime does not count."""
-    calls, now = learned()
-    calls = running(calls, now, now + 10)
-    assert calls.paused(600).silent(now + 650, SILENT_S) is None
+    assert running(until=10).paused(600).silent(650.0, SILENT_S) is None
 
 
 def thread(*frames):

@@ -151,6 +151,26 @@ def test_more_methods_than_there_is_room_for_share_a_place(flight):
     assert methods["other methods"] == layout.METHODS + 1
 
 
+def test_the_longest_call_of_a_method_is_known_unless_two_ran_at_once(flight):
+    """Who looks from outside learns how long a call takes, however seldom it looks."""
+
+    def longest(at):
+        return layout.read_words(flight.path.read_bytes())[at + layout.LONGEST]
+
+    pause = threading.Event()
+    for wait_s in (0.0, 0.05, 0.0):
+        at = flight.begin("Trainer", "update")
+        pause.wait(wait_s)
+        flight.end(at)
+    assert 0.05e9 <= longest(at) < 5e9
+    first, other = flight.begin("Trainer", "update"), flight.begin("Trainer", "save")
+    flight.end(other)
+    flight.end(first)
+    assert 0 < longest(other) < longest(at) < 5e9, "each has its own"
+    flight.end(flight.begin("Trainer", "update") and flight.begin("Trainer", "update"))
+    assert longest(at) == layout.UNTOLD
+
+
 def test_calls_of_many_threads_are_all_counted(flight):
     """Without a lock."""
     errors = []
