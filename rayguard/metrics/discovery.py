@@ -12,6 +12,8 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rayguard.private import open_regular
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
@@ -45,7 +47,7 @@ def write(path: Path, targets: Iterable[Target]) -> bool:
     place is replaced and not followed. Raises ``OSError``.
     """
     content = as_json(targets)
-    if _content(path) == content:
+    if _holds(path, content):
         return False
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # no name that another user could foresee
     file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -60,13 +62,16 @@ def write(path: Path, targets: Iterable[Target]) -> bool:
     return True
 
 
-def _content(path: Path) -> bytes | None:
+def _holds(path: Path, content: bytes) -> bool:
+    """Say whether the file says just that; of another user's, whatever its size, no more is read."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = open_regular(path)
     except OSError:
-        return None
+        return False
+    if file is None:
+        return False
     with open(file, "rb") as stream:  # noqa: PTH123 - a descriptor, not a path
-        return stream.read()
+        return stream.read(len(content) + 1) == content
 
 
 def remove(path: Path) -> None:

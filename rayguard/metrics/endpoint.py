@@ -7,17 +7,15 @@ reads a disk or asks Ray: the collectors show what their last refresh left, and 
 from __future__ import annotations
 
 import gzip
-import hmac
-import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest, gzip_accepted
 
-from rayguard.errors import ConfigError
 from rayguard.metrics.discovery import as_json
-from rayguard.metrics.server import Server
+from rayguard.metrics.server import Bearer, Server
+from rayguard.recovery.harmless import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,10 +24,9 @@ if TYPE_CHECKING:
 
     from rayguard.metrics.discovery import Target
 
-_LOG = logging.getLogger("rayguard")
 _Headers = list[tuple[str, str]]
 _TEXT = [("Content-Type", "text/plain; charset=utf-8")]
-_OK, _DENIED, _UNKNOWN = "200 OK", "401 Unauthorized", "404 Not Found"
+_OK, _UNKNOWN = "200 OK", "404 Not Found"
 _NOT_ALLOWED, _FAILED = "405 Method Not Allowed", "500 Internal Server Error"
 
 
@@ -49,10 +46,8 @@ class NodeEndpoint:
         token: str | None = None,
         targets: Callable[[], list[Target]] = list,
     ) -> None:
-        if token is not None and not token.strip():
-            raise ConfigError("an empty token protects nothing: give one, or None for an open endpoint")
+        self._bearer = Bearer(token)
         self._page = _Page(tuple(collectors))
-        self._token = token
         self._targets = targets
         self._server = Server(self._answer, address, port, name="rayguard-node-metrics")
         self.port = self._server.port
@@ -64,11 +59,9 @@ class NodeEndpoint:
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         """Answer one request, as a WSGI application."""
-        try:
+        status, headers, body = _FAILED, _TEXT, b"failed: the agent's log says why\n"
+        with harmless("metrics"):
             status, headers, body = self._route(environ)
-        except Exception:  # noqa: BLE001 - the request of a stranger must not reach the agent's log as a crash
-            _LOG.warning("a request for %r failed", environ.get("PATH_INFO"), exc_info=True)
-            status, headers, body = _FAILED, _TEXT, b"failed: the agent's log says why\n"
         start_response(status, [*headers, ("Content-Length", str(len(body)))])
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
@@ -78,20 +71,13 @@ class NodeEndpoint:
         path = environ["PATH_INFO"]
         if path == "/healthz":
             return _OK, _TEXT, b"ok\n"
-        if not self._may_see(environ.get("HTTP_AUTHORIZATION", "")):
-            return _DENIED, [*_TEXT, ("WWW-Authenticate", "Bearer")], b"a token is needed\n"
+        if not self._bearer.may_see(environ):
+            return self._bearer.refusal()
         if path == "/metrics":
             return _OK, *self._page.shown(zipped=gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")))
         if path == "/sd":
             return _OK, [("Content-Type", "application/json")], as_json(self._targets())
         return _UNKNOWN, _TEXT, b"there are /metrics, /sd and /healthz\n"
-
-    def _may_see(self, authorization: str) -> bool:
-        if self._token is None:
-            return True
-        # Prometheus 2.42 leaves "Bearer" away in http_sd_configs, unless `type: Bearer` is written there.
-        said = authorization.removeprefix("Bearer ").encode("latin-1")  # WSGI: a character is a byte
-        return hmac.compare_digest(said, self._token.encode())  # in constant time: no guessing by the clock
 
 
 class _Page:

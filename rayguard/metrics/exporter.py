@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import make_wsgi_app
@@ -21,13 +21,13 @@ from rayguard.config import Settings
 from rayguard.errors import ConfigError
 from rayguard.metrics.families import Family, family
 from rayguard.metrics.pool_tally import POOLS, Pools
-from rayguard.metrics.server import Server
+from rayguard.metrics.server import Bearer, Server
 from rayguard.metrics.sources import readings, sources
 from rayguard.objects.holdings import HOLDINGS, Holdings
 from rayguard.recovery.tally import TALLY, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _LOG = logging.getLogger("rayguard")
 _MAX_PORT = 65_535
@@ -86,6 +86,35 @@ def serve_metrics(
     """
     if not 0 <= port <= _MAX_PORT:
         raise ConfigError(f"serve_metrics(port=...) must be 0 (any) to {_MAX_PORT}, got {port}")
+    return _serve(port, address, tally, registry, Bearer(None), any_free_port=any_free_port)
+
+
+def serve_as_configured() -> Exporter | None:
+    """Serve where ``RAYGUARD_METRICS_PORT`` and ``RAYGUARD_METRICS_ADDRESS`` say; None when that is off.
+
+    Behind the token of the node's endpoint, where it has one: both listen on the same address.
+
+    Raises:
+        OSError: The file of the token cannot be read.
+        ConfigError: It is empty.
+    """
+    settings = Settings()
+    if settings.metrics_port is None:
+        return None
+    file = settings.metrics_token_file
+    bearer = Bearer(None if file is None else file.read_text(encoding="utf-8").strip())
+    return _serve(settings.metrics_port, settings.metrics_address, TALLY, None, bearer, any_free_port=True)
+
+
+def _serve(
+    port: int,
+    address: str,
+    tally: Tally,
+    registry: CollectorRegistry | None,
+    bearer: Bearer,
+    *,
+    any_free_port: bool,
+) -> Exporter:
     _watch_forks()
     with _lock:
         if _exporters:
@@ -93,7 +122,7 @@ def serve_metrics(
                 _LOG.warning("metrics are served on %s already, from another registry", _exporters[0].url)
             return _exporters[0]
         registry = CollectorRegistry() if registry is None else registry
-        app = make_wsgi_app(registry)
+        app = _behind(bearer, make_wsgi_app(registry))
         server = Server(app, address, port, any_free_port=any_free_port, name="rayguard-metrics")
         exporter = Exporter(server, tally, registry)
         _show(tally, registry)
@@ -102,12 +131,15 @@ def serve_metrics(
         return exporter
 
 
-def serve_as_configured() -> Exporter | None:
-    """Serve where ``RAYGUARD_METRICS_PORT`` and ``RAYGUARD_METRICS_ADDRESS`` say; None when that is off."""
-    settings = Settings()
-    if settings.metrics_port is None:
-        return None
-    return serve_metrics(settings.metrics_port, settings.metrics_address)
+def _behind(bearer: Bearer, app: Callable[..., Any]) -> Callable[..., Any]:
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if bearer.may_see(environ):
+            return app(environ, start_response)
+        status, headers, body = bearer.refusal()
+        start_response(status, headers)
+        return [body]
+
+    return answer
 
 
 def _show(tally: Tally, registry: CollectorRegistry) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.registry import Collector
 
 from rayguard.metrics import departed as departed_file
+from rayguard.metrics.abandoned import Abandoned
 from rayguard.metrics.departed import Departed
 from rayguard.metrics.families import Family, family
 from rayguard.metrics.known import known
@@ -81,6 +82,7 @@ class NodeNumbers(Collector):
         self._instruments = known() if instruments is None else instruments
         self._clock = clock
         self._file = departed_file.file_of(world())
+        self._abandoned = Abandoned(self._file)
         self._files: dict[str, _File] = {}
         self._departed: tuple[bytes, Departed | None] = (b"", Departed())  # as written, and what it says
         self._places: dict[str, Places] = {}
@@ -106,8 +108,10 @@ class NodeNumbers(Collector):
         except OSError as error:
             return self._failed("cannot be opened", error)
         try:
-            with _sole(folder, self._file) as sole:
-                self._refresh(folder, may_fold=sole)
+            with _sole(folder, self._file) as lock:
+                self._refresh(folder, may_fold=lock is not None)
+                if lock is not None:
+                    self._abandoned.look(folder, lock)
         except BlockingIOError:
             _LOG.debug("numbers in %s: another agent folds them up", self._directory)
         except (OSError, ValueError) as error:
@@ -253,10 +257,11 @@ def _settled(stamp: Stamp, now: float) -> bool:
 
 def _content(folder: int, name: str, limit: int) -> bytes:
     file = os.open(name, _OPEN, dir_fd=folder)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+        os.close(file)  # open() does not where it is a directory
+        raise PermissionError(f"{name} is no file of ours")
     with open(file, "rb") as stream:  # noqa: PTH123 - a descriptor, not a path
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
-            raise PermissionError(f"{name} is no file of ours")
         content = stream.read(limit + 1)
     if len(content) > limit:
         raise ValueError(f"larger than {limit} bytes")
@@ -264,16 +269,16 @@ def _content(folder: int, name: str, limit: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _sole(folder: int, name: str) -> Iterator[bool]:
-    """Say whether we alone may fold, until the end of the block. The kernel ends it with our process."""
+def _sole(folder: int, name: str) -> Iterator[int | None]:
+    """Give the lock if we alone may fold, until the end of the block. The kernel ends it with our process."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     lock = os.open(f".{name.removesuffix('.json')}.lock", flags, 0o600, dir_fd=folder)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
+            yield None
         else:
-            yield True
+            yield lock
     finally:
         os.close(lock)

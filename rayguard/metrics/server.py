@@ -6,11 +6,13 @@ What it answers is the WSGI application that it is given: of one process in ``ex
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
 import socket
 import threading
 import weakref
+from collections import Counter
 from functools import lru_cache
 from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any
@@ -18,16 +20,46 @@ from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client.exposition import ThreadingWSGIServer
 
+from rayguard.errors import ConfigError
 from rayguard.recovery.tally import TALLY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    App = Callable[[dict[str, Any], Callable[..., Any]], Any]
+
 _LOG = logging.getLogger("rayguard")
 _CLOSE_DEADLINE_S = 5.0
 _REQUEST_DEADLINE_S = 10.0
 _MAX_REQUESTS = 32  # at once; a scrape is one
+_MAX_OF_ONE = 8  # of them: one silent client must not keep Prometheus out
 _ANYWHERE = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - recognised, not chosen
+
+
+class Bearer:
+    """Who may see: all where there is no ``token``, else who says ``Authorization: Bearer <token>``.
+
+    Raises ``ConfigError`` for an empty token.
+    """
+
+    def __init__(self, token: str | None) -> None:
+        if token is not None and not token.strip():
+            raise ConfigError("an empty token protects nothing: give one, or None for an open endpoint")
+        self._token = token
+
+    def may_see(self, environ: dict[str, Any]) -> bool:
+        """Say whether who asks may see it."""
+        if self._token is None:
+            return True
+        # Prometheus 2.42 leaves "Bearer" away in http_sd_configs, unless `type: Bearer` is written there.
+        said = environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer ")
+        # In constant time: no guessing by the clock. WSGI: a character is a byte.
+        return hmac.compare_digest(said.encode("latin-1"), self._token.encode())
+
+    def refusal(self) -> tuple[str, list[tuple[str, str]], bytes]:
+        """Return status, headers and body for who may not."""
+        headers = [("Content-Type", "text/plain; charset=utf-8"), ("WWW-Authenticate", "Bearer")]
+        return "401 Unauthorized", headers, b"a token is needed\n"
 
 
 class Server:
@@ -36,9 +68,7 @@ class Server:
     A forked child does not serve, and lets go of the socket: with it, it would hold the port of its parent.
     """
 
-    def __init__(
-        self, app: Callable[..., Any], address: str, port: int, *, any_free_port: bool = True, name: str
-    ) -> None:
+    def __init__(self, app: App, address: str, port: int, *, any_free_port: bool = True, name: str) -> None:
         """Serve ``app``. A port that cannot be had is logged and counted, and any free one taken instead.
 
         With ``any_free_port=False`` it is an ``OSError``.
@@ -111,10 +141,14 @@ def _cut(connection: socket.socket) -> None:
 class _HttpServer(ThreadingWSGIServer):
     # Two processes with one port would be scraped by turns, each at random: a taken port must be an error.
     allow_reuse_port = False
+    request_queue_size = 128  # behind a crowd in a short queue, Prometheus would wait for seconds
 
-    def __init__(self, *arguments: Any) -> None:
-        self._places = threading.BoundedSemaphore(_MAX_REQUESTS)
-        super().__init__(*arguments)
+    def __init__(self, family: socket.AddressFamily, where: tuple[str, int], app: App) -> None:
+        self.address_family = family
+        self._lock = threading.Lock()
+        self._here: Counter[str] = Counter()  # requests under way by the address they come from
+        super().__init__(where, _Handler)
+        self.set_app(app)
 
     def server_bind(self) -> None:
         """Bind without asking the DNS for our name, which takes many seconds where it does not answer."""
@@ -124,15 +158,20 @@ class _HttpServer(ThreadingWSGIServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Turn away who comes while too many are here: each has a thread."""
-        del request, client_address
-        return self._places.acquire(blocking=False)
+        del request
+        who = client_address[0]
+        with self._lock:
+            if self._here.total() >= _MAX_REQUESTS or self._here[who] >= _MAX_OF_ONE:
+                return False
+            self._here[who] += 1
+        return True
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give the place back when no thread can be had."""
         try:
             super().process_request(request, client_address)
         except RuntimeError:
-            self._places.release()
+            self._leave(client_address)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -140,7 +179,12 @@ class _HttpServer(ThreadingWSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._leave(client_address)
+
+    def _leave(self, client_address: Any) -> None:
+        with self._lock:
+            self._here[client_address[0]] -= 1
+            self._here += Counter()  # without those of whom nobody is left
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing on the user's terminal: a client that went away is none of their business."""
@@ -148,7 +192,7 @@ class _HttpServer(ThreadingWSGIServer):
         _LOG.debug("a request from %s failed", client_address, exc_info=True)
 
 
-def _bound(app: Callable[..., Any], address: str, port: int, *, any_free_port: bool) -> _HttpServer | None:
+def _bound(app: App, address: str, port: int, *, any_free_port: bool) -> _HttpServer | None:
     try:
         return _bind(app, address, port)
     except OSError as error:
@@ -165,14 +209,11 @@ def _bound(app: Callable[..., Any], address: str, port: int, *, any_free_port: b
     return server
 
 
-def _bind(app: Callable[..., Any], address: str, port: int) -> _HttpServer:
+def _bind(app: App, address: str, port: int) -> _HttpServer:
     family, _, _, _, where = socket.getaddrinfo(
         address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    server_class = type("_HttpServer", (_HttpServer,), {"address_family": family})
-    server: _HttpServer = server_class(where[:2], _Handler)
-    server.set_app(app)
-    return server
+    return _HttpServer(family, (str(where[0]), int(where[1])), app)
 
 
 def _url(host: str, port: int) -> str:

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import threading
 import time
+import tracemalloc
 import urllib.request
+from pathlib import Path
 
 import pytest
 from prometheus_client.registry import Collector
@@ -83,11 +85,27 @@ def test_a_pipe_in_its_place_does_not_hang_it(tmp_path):
     assert path.read_bytes() == as_json([ONE])
 
 
+def test_a_huge_file_in_its_place_is_not_read(tmp_path):
+    """Of another user, in a directory that everybody may write: no more than would be ours."""
+    path = tmp_path / discovery.FILE
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    tracemalloc.start()
+    try:
+        assert write(path, [ONE])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert path.read_bytes() == as_json([ONE])
+
+
 def test_what_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path):
     """Whoever called it counts it."""
     (tmp_path / discovery.FILE).mkdir()
+    before = sorted(Path("/proc/self/fd").iterdir())
     with pytest.raises(OSError, match="irectory"):
         write(tmp_path / discovery.FILE, [ONE])
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
     assert [one.name for one in tmp_path.iterdir()] == [discovery.FILE]
     with pytest.raises(FileNotFoundError):
         write(tmp_path / "no" / discovery.FILE, [ONE])

@@ -19,7 +19,7 @@ from rayguard.metrics.discovery import Target
 from rayguard.metrics.endpoint import NodeEndpoint
 from rayguard.metrics.families import family
 from rayguard.metrics.instrument import Instrument, MetricType
-from rayguard.recovery.tally import Durations
+from rayguard.recovery.tally import TALLY, Durations
 
 CALLS = Instrument(name="rayguard_calls_total", type=MetricType.COUNTER, help="Calls.", read=list)
 TOOK = Instrument(name="rayguard_took_seconds", type=MetricType.HISTOGRAM, help="Time.", read=list)
@@ -205,15 +205,16 @@ def test_an_empty_token_is_refused(token):
 
 
 def test_an_error_in_it_is_an_answer(open_endpoint, numbers, caplog):
-    """Said in the agent's log, not to the client; the next request is served."""
+    """Said in the agent's log and counted, not told to the client; the next request is served."""
 
     def targets():
         raise RuntimeError("a secret of the cluster")
 
-    endpoint = open_endpoint([numbers], targets=targets)
+    endpoint, errors = open_endpoint([numbers], targets=targets), TALLY.guard_errors["metrics"]
     status, _, body = ask(endpoint, "/sd")
     assert (status, b"secret" in body) == (500, False)
     assert "a secret of the cluster" in caplog.text
+    assert TALLY.guard_errors["metrics"] == errors + 1
     assert ask(endpoint, "/metrics")[0] == 200
 
 
@@ -287,6 +288,17 @@ def test_a_crowd_of_silent_clients_is_turned_away_and_costs_no_threads_without_e
             pause.wait(0.1)
     else:
         pytest.fail("nobody gets in any more")
+
+
+def test_one_crowd_does_not_keep_others_out(endpoint):
+    """A stranger who opens as many connections as he can, and Prometheus from elsewhere."""
+    where = ("127.0.0.1", endpoint.port)
+    silent = [socket.create_connection(where, 30, ("127.0.0.2", 0)) for _ in range(60)]
+    try:
+        assert {ask(endpoint, "/metrics")[0] for _ in range(5)} == {200}
+    finally:
+        for client in silent:
+            client.close()
 
 
 def test_a_client_that_goes_away_says_nothing_on_the_terminal(endpoint, capfd):

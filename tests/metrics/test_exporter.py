@@ -288,6 +288,35 @@ def test_settings_decide(monkeypatch):
     assert TALLY.metrics_url == exporter.url
 
 
+def test_the_token_of_the_node_protects_the_process_too(monkeypatch, tmp_path):
+    """Both listen on the address that is set: one of them must not be open to all."""
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    monkeypatch.setenv("RAYGUARD_METRICS_PORT", "0")
+    monkeypatch.setenv("RAYGUARD_METRICS_TOKEN_FILE", str(file))
+    exporter = serve_as_configured()
+    for said in ({}, {"Authorization": "Bearer secre"}):
+        with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+            urllib.request.urlopen(urllib.request.Request(exporter.url, headers=said), timeout=30)
+        assert b"rayguard_" not in refused.value.read()
+        refused.value.close()
+    asked = urllib.request.Request(exporter.url, headers={"Authorization": "Bearer secret"})
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        assert b"rayguard_info" in answer.read()
+
+
+@pytest.mark.parametrize("content", [None, " \n"])
+def test_without_the_token_that_is_asked_for_a_process_does_not_serve(monkeypatch, tmp_path, content):
+    """A mistake in a path must not open it."""
+    if content is not None:
+        (tmp_path / "token").write_text(content)
+    monkeypatch.setenv("RAYGUARD_METRICS_PORT", "0")
+    monkeypatch.setenv("RAYGUARD_METRICS_TOKEN_FILE", str(tmp_path / "token"))
+    with pytest.raises((OSError, ConfigError)):
+        serve_as_configured()
+    assert TALLY.metrics_url == ""
+
+
 def test_a_silent_client_does_not_keep_others_waiting(tally):
     """One that connects and says nothing."""
     exporter = serve_metrics(tally=tally)

@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 
 from rayguard.metrics import departed as departed_module
 from rayguard.metrics import node_numbers
+from rayguard.metrics.abandoned import KEEP_S, SIGN_S
 from rayguard.metrics.departed import KEEP_JOB_S, file_of
 from rayguard.metrics.instrument import Instrument, Merge, MetricType
 from rayguard.metrics.node_numbers import NodeNumbers
@@ -303,7 +304,7 @@ def test_an_agent_that_cannot_have_the_lock_still_shows_and_folds_nothing(tmp_pa
     folder = os.open(directory_of(tmp_path), os.O_RDONLY)
     try:
         with node_numbers._sole(folder, file_of(world())) as sole:
-            assert sole
+            assert sole is not None
             node.refresh()
             assert value(node) == 8
             assert value(node, "used_bytes") == 7
@@ -386,6 +387,64 @@ def test_another_container_or_boot_is_left_alone(tmp_path, node):
     assert path.exists()
 
 
+def age(path, seconds):
+    at = time.time() - seconds
+    os.utime(path, (at, at))
+
+
+def abandoned(home, where, silent_s):
+    """Leave what the agent of another world left, that gave its last sign so long ago."""
+    folder = directory_of(home)
+    page = leave(home, dead(100), 3, world=where)
+    left = [page, folder / file_of(where), folder / f".{file_of(where).removesuffix('.json')}.lock"]
+    for path in left[1:]:
+        path.touch()
+    for path in left[:2]:
+        age(path, 2 * KEEP_S)
+    age(left[2], silent_s)
+    return left
+
+
+def look_twice(home, node, times=2):
+    """Let two hours go by."""
+    lock = directory_of(home) / f".{file_of(world()).removesuffix('.json')}.lock"
+    node.refresh()
+    for _ in range(times):
+        age(lock, SIGN_S + 1)
+        node.refresh()
+
+
+def test_worlds_that_nobody_has_looked_after_for_a_week_go(tmp_path, node):
+    """Of earlier boots; in a home that stays, they would be more with every one."""
+    left = abandoned(tmp_path, "an earlier boot", KEEP_S + 60)
+    halves = [directory_of(tmp_path) / name for name in (".77-1.tmp", "78-1.json")]
+    for path in halves:
+        path.write_text("{")
+        age(path, KEEP_S + 60)
+    mine = leave(tmp_path, ProcessId.me(), 5)
+    age(mine, KEEP_S + 60)
+    look_twice(tmp_path, node, times=1)
+    assert all(path.exists() for path in (*left, *halves)), "the clock may have jumped"
+    look_twice(tmp_path, node)
+    assert not any(path.exists() for path in (*left, *halves))
+    assert value(node) == 5
+
+
+def test_worlds_that_somebody_looks_after_stay(tmp_path, node):
+    """Another node's, in a home that nodes share: however idle its processes are."""
+    left = abandoned(tmp_path, "another node", SIGN_S)
+    later = directory_of(tmp_path) / "79-1.json"
+    later.write_text('{"version": 99}')
+    folder = directory_of(tmp_path) / "80-1.json"
+    folder.mkdir()
+    strange = directory_of(tmp_path) / "notes.txt"
+    strange.touch()
+    for path in (later, folder, strange):
+        age(path, 2 * KEEP_S)
+    look_twice(tmp_path, node)
+    assert all(path.exists() for path in (*left, later, folder, strange))
+
+
 def test_whom_the_kernel_hides_counts_as_alive(tmp_path, node, monkeypatch):
     """Unknown is not dead."""
     path = leave(tmp_path, dead(), 3)
@@ -445,6 +504,9 @@ def test_links_pipes_and_strange_names_are_passed_over(tmp_path, node):
     for name in ("80.json", ".81-1.json", "82-1.json.tmp", "x-1.json", "notes.txt"):
         (folder / name).write_text("{}")
     node.refresh()
+    before = sorted(Path("/proc/self/fd").iterdir())
+    node.refresh()
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
     assert value(node) == 5
     assert elsewhere.exists()
     assert (folder / "notes.txt").exists()
