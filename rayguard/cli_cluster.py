@@ -220,6 +220,8 @@ def _spoken(name: str) -> str:
 
 
 def _tell_installed(found: dict[str, Any]) -> None:
+    from rayguard.cli_diagnose_views import printable  # noqa: PLC0415 - not for --json
+
     told = {
         "installed": "installed",
         "there": "already there",
@@ -228,7 +230,8 @@ def _tell_installed(found: dict[str, Any]) -> None:
     }
     for node in found["nodes"]:
         said = told[node["what"]].format(**node)
-        typer.echo(f"  {node['host']} {node['node_id'][:8]}  {said}  {node.get('url', '')}".rstrip())
+        line = f"{node['host']} {node['node_id'][:8]}  {said}  {node.get('url', '')}"
+        typer.echo(f"  {printable(line)}".rstrip())
     typer.echo(
         f"\nPrometheus finds all nodes through {found['discovery']} on the head node. In prometheus.yml:"
     )
@@ -243,12 +246,15 @@ def _tell_installed(found: dict[str, Any]) -> None:
 
 
 def _tell_plugin(found: dict[str, Any]) -> None:
+    from rayguard.cli_diagnose_views import printable  # noqa: PLC0415 - not for --json
+
     without = [node["host"] for node in found["nodes"] if node.get("plugin") is False]
     unknown = [node["host"] for node in found["nodes"] if node.get("plugin") is None]
     bare = [job for job in found["jobs"] if not job["plugin"]]
     typer.echo("")
     for job in bare:
-        typer.echo(f"job {job['id']} ({job['entrypoint'] or 'no entrypoint'}) runs without the plugin.")
+        what = printable(job["entrypoint"]) or "no entrypoint"
+        typer.echo(f"job {job['id']} ({what}) runs without the plugin.")
     typer.echo(f"To have the workers of a job watched, give it {_LINE} (in ray.init or `ray job submit`).")
     if without:
         typer.echo(

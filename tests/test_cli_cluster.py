@@ -16,6 +16,7 @@ import pytest
 from fabricated_cluster import a_story, a_worker, answers, node_id, readings, troubled
 from rich.console import Console
 
+from rayguard.cli_cluster import _tell_installed
 from rayguard.cli_cluster_views import lines, whole
 from rayguard.cluster import connecting
 from rayguard.cluster.answers import view
@@ -316,3 +317,15 @@ def test_plain_lines_say_everything_once_and_nothing_that_a_terminal_obeys():
     (frozen,) = [line for line in found if "state=frozen" in line]
     assert "pid=1000 " in frozen
     assert "job 01000000 state=running plugin=on supervisor=up budget_left=10% open_stories=1" in found
+
+
+def test_what_up_tells_of_jobs_and_nodes_holds_nothing_that_a_terminal_obeys(capsys):
+    """What a job is started with is its user's own text."""
+    evil = "evil\x1b[2J\x07\nname\u202e"
+    node = {"host": evil, "node_id": node_id(0), "what": "failed", "why": evil, "plugin": True}
+    job = {"id": "01000000", "entrypoint": evil, "plugin": False}
+    _tell_installed({"nodes": [node], "jobs": [job], "discovery": "/tmp/ray/found.json"})
+    said = capsys.readouterr().out
+    assert not any(bad in said for bad in ("\x1b", "\x07", "\u202e"))
+    assert "evil" in said
+    assert not any(line.startswith("name") for line in said.splitlines())

@@ -52,11 +52,11 @@ async def kept_up(
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - private interfaces may do anything
-            failures = 0 if time.monotonic() - began > AGAIN_S[-1] else failures + 1
-            if failures <= 1:  # once for each outage
+            failures = 1 if time.monotonic() - began > AGAIN_S[-1] else failures + 1
+            if failures == 1:  # once for each outage
                 TALLY.guard_error("gcs")
                 _log.warning("rayguard: %s: %r", lost, error)
-        await asyncio.sleep(waits[min(failures, len(waits) - 1)])
+        await asyncio.sleep(waits[max(0, min(failures, len(waits)) - 1)])
 
 
 async def all_at_once(*parts: Awaitable[None]) -> None:

@@ -125,9 +125,14 @@ def _tell_actor(actor_class: Any, handle: Any, options: dict[str, Any]) -> None:
     tell_retries(handle._actor_id.hex(), 0)  # noqa: SLF001 - its only name
 
 
-def tell_retries(actor_id: str, retries: int) -> None:
-    """Leave word for an actor of how often Ray repeats its calls after a restart."""
-    ActorMemory(actor_id, "options").save({RETRIES: retries})
+def tell_retries(actor_id: str, retries: int, *, made: bool = True) -> None:
+    """Leave word for an actor of how often Ray repeats its calls after a restart.
+
+    Where it was perhaps not ``made`` here but found (``get_if_exists``), the word of who made it stays.
+    """
+    word = ActorMemory(actor_id, "options")
+    if made or not word.load():
+        word.save({RETRIES: retries})
 
 
 def ray_repeats(actor_id: str, mark: Guarding) -> bool:

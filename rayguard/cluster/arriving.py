@@ -59,10 +59,10 @@ def everything() -> None:
 def arrive() -> None:
     """Load the guard: wrappers, flight recorder, memory watch, the story of the life before. Once."""
     with _lock:
+        before, watched.arrived = watched.arrived, True  # first: what loads from now on sees it, and settles
         settle()
-        if watched.arrived:
+        if before:
             return
-        watched.arrived = True
         while unharmed.errors:
             TALLY.guard_error(unharmed.errors.pop())
         _begin()
@@ -158,7 +158,7 @@ def _is_ours_to_make(name: str) -> bool:
         ray.get_actor(name, namespace=_NAMESPACE)
     except ValueError:
         claim = ActorMemory(name, "making")
-        if time.time() - float(claim.load().get("at", 0.0)) < _MAKING_S:
-            return False
+        if abs(time.time() - float(claim.load().get("at", 0.0))) < _MAKING_S:
+            return False  # by the clock of another node, which may go ahead of ours
         return claim.save({"at": time.time()})
     return False

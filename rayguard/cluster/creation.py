@@ -40,7 +40,8 @@ def _hooked(create: Any) -> Any:
         with unharmed("options"):
             from rayguard.actors.options import tell_retries  # noqa: PLC0415 - only for actors that were named
 
-            tell_retries(handle._actor_id.hex(), chosen.get(_RETRIES) or 0)  # noqa: SLF001 - its only name
+            made = not chosen.get("get_if_exists")
+            tell_retries(handle._actor_id.hex(), chosen.get(_RETRIES) or 0, made=made)  # noqa: SLF001 - its only name
         return handle
 
     setattr(_remote, _HOOKED, True)

@@ -52,6 +52,6 @@ def guarding(config: dict[str, Any], named: dict[str, Any]) -> Guarding:
 def _policy(config: dict[str, Any]) -> GuardPolicy:
     try:
         memory = memory_policy(config["memory"])
-    except ConfigError:  # of a newer or older version, checked there
+    except (ConfigError, TypeError):  # of a newer or older version, checked there: keys that we do not have
         memory = memory_policy(None)
     return GuardPolicy(memory=memory, flight_recorder=config["flight_recorder"])

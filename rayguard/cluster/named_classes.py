@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 import logging
 import os
+import sys
 import time
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,8 @@ def check(classes: dict[str, dict[str, Any]]) -> None:
     if mark is None or mark.watching or not mark.by_plugin:
         return
     name, life = type(actor).__name__, restart.standing.incarnation
-    asked = classes.get(f"{type(actor).__module__}:{name}")
+    plain = getattr(type(actor), "__ray_actor_class__", type(actor))
+    asked = classes.get(f"{plain.__module__}:{plain.__qualname__}")
     if asked is None or asked["max_restarts"] == 0 or life.max_restarts != 0 or _told(life.actor_id):
         return  # whoever created it left word, if only that its user wants no restart
     cause = f"{name} is guarded, but Ray will not restart it: the plugin set no options where it was created"
@@ -58,7 +59,10 @@ def problem_of(path: str) -> str:
     spec, parent = None, None
     parts = module.split(".")
     for depth in range(len(parts)):
-        spec = PathFinder.find_spec(".".join(parts[: depth + 1]), parent)
+        try:
+            spec = _spec_of(".".join(parts[: depth + 1]), parent)
+        except KeyError:  # a namespace in a namespace: Python looks its path up in the parent, once imported
+            return ""
         if spec is None:
             return f"there is no module {'.'.join(parts[: depth + 1])!r} on this node"
         parent = spec.submodule_search_locations
@@ -67,13 +71,19 @@ def problem_of(path: str) -> str:
     return _problem_in(spec, module, name.partition(".")[0])
 
 
+def _spec_of(name: str, parent: list[str] | None) -> ModuleSpec | None:
+    """Ask all finders, as ``import`` does: a package that was installed as editable may lie on no path."""
+    found = (finder.find_spec(name, parent) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
+
+
 def _problem_in(spec: ModuleSpec | None, module: str, name: str) -> str:
     origin = None if spec is None else spec.origin
     if origin is None or not origin.endswith(".py") or os.path.getsize(origin) > _MAX_SOURCE_BYTES:  # noqa: PTH202 - as below
         return ""  # compiled, or made otherwise: nobody can tell
     try:
         body = ast.parse(Path(origin).read_bytes()).body
-    except SyntaxError as error:
+    except (SyntaxError, ValueError) as error:  # the latter for NUL, in older Pythons
         return f"the module {module!r} does not import: {error}"
     found = dict(_bound(body))
     if name not in found and _ANYTHING not in found:

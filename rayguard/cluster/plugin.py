@@ -97,7 +97,7 @@ def _asked(runtime_env: Mapping[str, Any]) -> dict[str, Any] | None:
         except ConfigError as error:
             wrong = error
     if wrong is not None:
-        raise wrong
+        raise wrong from None  # Ray shows the user the whole traceback: pydantic's half of it says it worse
     return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from rayguard.swallow import Swallow
 
 errors: list[str] = []  # the pieces that failed, until there is a tally that counts them
@@ -11,5 +13,9 @@ class unharmed(Swallow):  # noqa: N801 - reads as a statement: ``with unharmed("
     """Run a piece of rayguard beside the user's work: its own errors are logged and kept, never raised."""
 
     def count(self, piece: str) -> None:
-        """Keep it for the tally of this process."""
-        errors.append(piece)
+        """Count it, or keep it for the tally of this process where that is not loaded yet."""
+        tally = getattr(sys.modules.get("rayguard.recovery.tally"), "TALLY", None)
+        if tally is None:
+            errors.append(piece)
+        else:
+            tally.guard_error(piece)

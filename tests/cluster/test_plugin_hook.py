@@ -6,18 +6,24 @@ import logging
 import os
 import sys
 import threading
+import time
+import traceback
 import types
+from importlib.util import spec_from_file_location
 
 import pytest
 
+from rayguard.actors import options as restart_options
 from rayguard.actors import restart
-from rayguard.cluster import arriving, creation, driver, early, hook, named_classes, plugin, watched
+from rayguard.cluster import arriving, creation, driver, early, hook, marks, named_classes, plugin, watched
 from rayguard.cluster.plugin import RayguardPlugin, variables
 from rayguard.cluster.plugin_config import asked
+from rayguard.cluster.unharmed import errors, unharmed
 from rayguard.errors import ConfigError
 from rayguard.recovery import journal
 from rayguard.recovery.incident import incident_of
 from rayguard.recovery.journal import Journal
+from rayguard.recovery.tally import TALLY
 
 
 class Context:
@@ -90,6 +96,13 @@ def test_a_broken_installation_refuses_no_job(monkeypatch):
     """Without pydantic nothing can be checked; Ray's own errors would stop every worker."""
     monkeypatch.setitem(sys.modules, "rayguard.cluster.plugin_config", None)
     assert started(Context(USERS="own"), {"gaurd": 1}) == {"USERS": "own"}
+
+
+def test_what_is_refused_is_said_once():
+    """Ray shows whoever submits the job the whole traceback: pydantic's half would come before our sentence."""
+    with pytest.raises(ConfigError, match="did you mean 'guard'") as refused:
+        RayguardPlugin.validate({"rayguard": {"gard": 1}})
+    assert "Extra inputs" not in "".join(traceback.format_exception(refused.value))
 
 
 def failing(*_args, **_options):
@@ -267,6 +280,71 @@ def test_an_error_is_told_once_by_the_outermost_call(watching, late):
     assert incident_of(mine).target == "Bare.outer"
 
 
+def test_what_loads_while_the_guard_comes_has_its_wrappers_too(watching, monkeypatch):
+    """Between its last look at what waits and the word that it has come, nothing slips through."""
+    settle = arriving.settle
+
+    def settled():
+        settle()
+        monkeypatch.setattr(arriving, "settle", settle)
+        under_watch()
+
+    monkeypatch.setattr(arriving, "settle", settled)
+    arriving.arrive()
+    assert watched.waiting == []
+
+
+def test_errors_beside_the_guard_are_counted_once_there_is_a_tally():
+    """In drivers no guard comes that would take them along."""
+    before = TALLY.guard_errors["a piece"]
+    with unharmed("a piece"):
+        failing()
+    assert TALLY.guard_errors["a piece"] == before + 1
+    assert "a piece" not in errors
+
+
+def test_errors_before_there_is_a_tally_are_kept(monkeypatch):
+    """Until the guard comes."""
+    monkeypatch.delitem(sys.modules, "rayguard.recovery.tally")
+    with unharmed("an early piece"):
+        failing()
+    assert errors.pop() == "an early piece"
+
+
+def test_a_newer_nodes_configuration_watches_all_the_same(watching):
+    """The plugin of the node may know keys of memory that the worker's rayguard does not."""
+    mark = marks.watching({**watched.config, "memory": {"of_tomorrow": 1}}, Bare)
+    assert mark.policy.memory == marks.memory_policy(None)
+
+
+@pytest.mark.parametrize(("said_at", "makes"), [(None, True), (-10.0, False), (-400.0, True), (400.0, True)])
+def test_one_worker_of_a_job_makes_its_supervisor(monkeypatch, said_at, makes):
+    """Who said so long ago died of it; who says so of a day to come has another clock."""
+    memory = Memory({} if said_at is None else {"at": time.time() + said_at})
+    monkeypatch.setattr(arriving, "ActorMemory", lambda *_: memory)
+    monkeypatch.setattr("ray.get_actor", unknown)
+    assert arriving._is_ours_to_make("rayguard:supervisor:x") is makes
+    assert time.time() - memory.values["at"] < 60 or not makes
+
+
+class Memory:
+    """Ray's table of one actor."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def load(self):
+        return self.values
+
+    def save(self, values):
+        self.values = values
+        return True
+
+
+def unknown(*_args, **_options):
+    raise ValueError("no such actor")
+
+
 def test_a_call_that_runs_as_the_guard_comes_is_known_to_it(watching, monkeypatch):
     """The recorder is told of its begin and of its end."""
     told = []
@@ -371,6 +449,20 @@ def test_restart_options_are_filled_where_the_user_left_them_open(said, options,
     assert (chosen.get("max_restarts"), chosen.get("max_task_retries")) == (restarts, retries)
 
 
+@pytest.mark.parametrize(("made", "retries"), [(True, 0), (False, 7)])
+def test_the_word_of_who_made_an_actor_stays(monkeypatch, made, retries):
+    """``get_if_exists`` with other options finds it as it was made."""
+    memory = Memory({restart_options.RETRIES: 7})
+    monkeypatch.setattr(restart_options, "ActorMemory", lambda *_: memory)
+    handle = types.SimpleNamespace(_actor_id=b"\1")
+    modified = type("Found", (), {"__ray_actor_class__": Bare})
+    actor_class = types.SimpleNamespace(__ray_metadata__=types.SimpleNamespace(modified_class=modified))
+    monkeypatch.setattr(creation, "named", {f"{__name__}:Bare": asked({"guard": ["a:B"]})["guard"]["a:B"]})
+    create = creation._hooked(lambda *_args, **_options: handle)
+    create(actor_class, max_task_retries=0, get_if_exists=not made)
+    assert memory.values == {restart_options.RETRIES: retries}
+
+
 @pytest.fixture
 def fresh_driver(worker, monkeypatch):
     for name in (hook.PLUGIN, hook.USERS_DRIVER_HOOK):
@@ -447,3 +539,47 @@ def test_a_path_is_judged_without_importing_it(tmp_path, monkeypatch, path, said
     assert said in problem
     assert bool(problem) == bool(said)
     assert "named_user" not in sys.modules
+
+
+def test_namespaces_and_editable_packages_are_found(tmp_path, monkeypatch):
+    """Folders without __init__.py in one another; packages that a finder knows and no path has."""
+    (tmp_path / "named_space" / "inner").mkdir(parents=True)
+    (tmp_path / "named_space" / "inner" / "deep.py").write_text("class Here: pass\n")
+    (tmp_path / "elsewhere.py").write_text("class Here: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert named_classes.problem_of("named_space.inner.deep:Here") == ""
+
+    class Editable:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            ours = name == "named_editable"
+            return spec_from_file_location(name, tmp_path / "elsewhere.py") if ours else None
+
+    monkeypatch.setattr(sys, "meta_path", [Editable, *sys.meta_path])
+    assert named_classes.problem_of("named_editable:Here") == ""
+    assert "has no 'There'" in named_classes.problem_of("named_editable:There")
+
+
+def test_what_cannot_be_read_as_source_is_said(tmp_path, monkeypatch):
+    """Some Pythons have a ValueError for it, and no SyntaxError."""
+    (tmp_path / "named_nul.py").write_bytes(b"class A: pass\0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "does not import" in named_classes.problem_of("named_nul:A")
+
+
+def test_a_nested_class_that_ray_will_not_restart_is_told(monkeypatch):
+    """It is named as it is everywhere else: with the class around it."""
+
+    class Inner:
+        pass
+
+    said = []
+    Inner.__qualname__, Inner.__ray_actor_class__ = "Outer.Inner", Inner
+    actor = type("Inner", (Inner,), {restart_options.MARK: restart_options.Guarding(by_plugin=True)})()
+    config = asked({"guard": ["__main__:Outer.Inner"]})["guard"]
+    Inner.__module__ = "__main__"
+    monkeypatch.setattr(named_classes, "this_actor", lambda: actor)
+    monkeypatch.setattr(named_classes, "_told", lambda _: False)
+    monkeypatch.setattr(named_classes, "_say", lambda *words: said.append(words))
+    named_classes.check(config)
+    assert [target for target, _, _ in said] == ["Inner"]

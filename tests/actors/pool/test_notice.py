@@ -133,3 +133,24 @@ async def test_without_rays_word_the_pool_goes_on(monkeypatch):
     await asyncio.gather(listening, return_exceptions=True)
     assert len(tries) > 3
     assert TALLY.guard_errors["gcs"] >= before + 1
+
+
+async def test_an_outage_after_a_long_quiet_is_told_once(monkeypatch):
+    """The first failure ends the quiet; those that follow at once are of the same outage."""
+    lasting = iter([0.2, 0.0, 0.0])
+    ended = asyncio.Event()
+
+    async def line():
+        for lasts in lasting:
+            await asyncio.sleep(lasts)
+            raise ConnectionError("gone")
+        ended.set()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(gcs_news, "AGAIN_S", (0.0, 0.0, 0.1))
+    before = TALLY.guard_errors["gcs"]
+    hearing = asyncio.ensure_future(gcs_news.kept_up(line, "nothing is heard", (0.0,)))
+    await asyncio.wait_for(ended.wait(), 30)
+    hearing.cancel()
+    await asyncio.gather(hearing, return_exceptions=True)
+    assert TALLY.guard_errors["gcs"] == before + 1
