@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,7 @@ _SHARE = 0.003  # of a core, at most, for looking at the workers: with a thousan
 _NODE_S = 5.0
 _AROUND_S = 2.0
 _REAP_S = 300.0
+_END_S = 30.0
 _QUIET_S = 3_600.0  # deaths are told of; there is nothing to look for
 _PLUGIN = "rayguard.cluster.plugin"
 _MAX_RECORDINGS = 100
@@ -162,19 +164,25 @@ class NodeAgent:
 
     def _look_at_workers(self) -> None:
         began = time.thread_time()
-        self._workers = self._roster.look()
+        workers = self._roster.look()
         # Not what follows: an incident costs seconds once, and would put off the next look for minutes.
         self._look_s = min(_RARELY_S, max(_WORKERS_S, (time.thread_time() - began) / _SHARE))
-        self._workers.pop(ProcessId.me(), None)
-        if any(not one.idle and one.target not in _OURS for one in self._workers.values()):
+        workers.pop(ProcessId.me(), None)
+        if any(not one.idle and one.target not in _OURS for one in workers.values()):
             self._worked_at = time.monotonic()
-        self._deaths.watch(self._workers)
+        self._deaths.watch(workers)
+        with harmless("agent_workers"):  # a disk that is full does not end the look
+            self._keep()
+        self._workers = workers
         if not self._began:
-            self._stillness.adopt(self._workers)
+            self._stillness.adopt(workers)
             self._began = True
-        self._stillness.look(self._workers, self._look_s)
-        known = [_kept(one) for one in self._workers.values()]
-        if known != self._saved:
+        self._stillness.look(workers, self._look_s)
+
+    def _keep(self) -> None:
+        """Note on the disk whose deaths are to be told, before anything is done that takes long."""
+        known = [_kept(one) for one in self._deaths.watched()]
+        if known != self._saved and not self._rounds.stopped.is_set():  # `_stop` has taken the file away
             agent_marker.save(self._home, f"{self._node_id}.known.json", known)
             self._saved = known
 
@@ -193,7 +201,10 @@ class NodeAgent:
         self._peers.look(self._hello())
         if self._peers.should_leave(time.monotonic() - self._worked_at):
             self._stop()
-            self._cluster.end(f"{AGENT}{self._node_id}")
+            with harmless("agent_peers"):
+                self._cluster.end(f"{AGENT}{self._node_id}")
+                threading.Event().wait(_END_S)  # this process is killed meanwhile
+            os._exit(1)  # Ray did not hear it: what stays would do nothing, its next life tries again
 
     def _listen(self) -> None:
         self._cluster.listen(self._deaths.reported, self._rounds.stopped)

@@ -7,6 +7,7 @@ cluster's table of names, which this file reads every few seconds.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 5.0
 LEAVE_S = 3.0  # without work, on a node that will go
+_RARELY_S = 300.0  # on a node without rayguard each agent dies as it starts
 _MORE_S = 0.02  # for each node of the cluster: all agents together ask the head this often
 
 
@@ -34,6 +36,7 @@ class Peers:
         self._file: Path | None = None
         self._head = True  # until it is known better
         self._stay_s = Settings().agent_idle_s
+        self._tried: dict[str, tuple[float, float]] = {}  # nodes without one: when again, after how long
         self.every_s = EVERY_S
 
     def targets(self) -> list[Target]:
@@ -77,8 +80,14 @@ class Peers:
             missing -= self._cluster.draining()
         if missing and self._stay_s:
             missing &= self._cluster.in_use()
-        if missing:
-            installation.create_agents(sorted(missing), self._settings)
+        now, before = time.monotonic(), self._tried
+        self._tried = {node: before.get(node, (now, EVERY_S / 2)) for node in missing}
+        due = sorted(node for node, (at, _) in self._tried.items() if at <= now)
+        for node in due:
+            wait_s = min(_RARELY_S, 2 * self._tried[node][1])
+            self._tried[node] = now + wait_s, wait_s
+        if due:
+            installation.create_agents(due, self._settings)
 
     def forget(self) -> None:
         """Take away what this agent told others."""

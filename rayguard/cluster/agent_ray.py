@@ -31,6 +31,7 @@ _EMPTY_S = 1.0  # a poll that returns nothing before this has lost its connectio
 _LOG = re.compile(r"worker-([0-9a-f]{56})-[0-9a-f]+-(\d+)\.err")
 _HELD = ("CPU", "GPU", "TPU")
 _TASK = ":task_name:"
+_NO_JOB = b"\xff" * 4  # of a worker that no job has taken yet
 _LINES = 1_000
 _GUESSES = " Some common causes include"
 
@@ -58,7 +59,7 @@ class ClusterOfAgent:
             at=row.end_time_ms / 1000,
             kind="" if row.is_alive else common_pb2.WorkerExitType.Name(row.exit_type),
             said=row.exit_detail.partition(_GUESSES)[0],  # guesses are no evidence
-            job_id=row.job_id.hex(),
+            job_id=_job(row),
             worker=row.worker_type == common_pb2.WorkerType.Value("WORKER"),
         )
 
@@ -186,12 +187,9 @@ def unsay(key: str) -> None:
 
 def said(prefix: str) -> dict[str, dict[str, Any]]:
     """Return the lines whose keys begin so, by the rest of their keys."""
-    found = {}
-    for key in keys(prefix):
-        line = _table().internal_kv_get(key.encode(), NAMESPACE, _DEADLINE_S)
-        if line is not None:
-            found[key.removeprefix(prefix)] = dict(json.loads(line))
-    return found
+    wanted = [key.encode() for key in keys(prefix)]
+    lines = _table().internal_kv_multi_get(wanted, NAMESPACE, _DEADLINE_S) if wanted else {}
+    return {key.decode().removeprefix(prefix): dict(json.loads(line)) for key, line in lines.items()}
 
 
 def keys(prefix: str) -> list[str]:
@@ -213,6 +211,12 @@ def _accessor() -> Any:
     from ray._private import state  # noqa: PLC0415 - only where Ray runs
 
     return state.state._connect_and_get_accessor()  # noqa: SLF001
+
+
+def _job(row: Any) -> str:
+    """Return the job of a worker's row; '' for none, and of an old Ray, whose rows do not say."""
+    found = getattr(row, "job_id", b"")
+    return "" if found == _NO_JOB else str(found.hex())
 
 
 def _logs() -> Path:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_RECORDS = 1_000
 _MAX_BYTES = 4 << 20  # of one answer
+_FIRST_BYTES = 64 << 10  # which the first line of a file almost never has: it is read for every question
 _NAME = re.compile(r"incidents(?:\.(\d{1,6}))?\.jsonl")
 _KEPT = 5_000
 
@@ -55,12 +56,13 @@ def _files(home: Path) -> Iterator[tuple[Path, str]]:
         return
     numbered = [(int(match[1] or 0), name) for name in names if (match := _NAME.fullmatch(name))]
     for _, name in sorted(numbered, reverse=True):
-        lines, _ = _lines(home / name, 0, 1)
+        path = home / name
+        lines = _lines(path, 0, 1, _FIRST_BYTES)[0] or _lines(path, 0, 1)[0]
         if lines:
-            yield home / name, f"{zlib.crc32(lines[0]):08x}"
+            yield path, f"{zlib.crc32(lines[0]):08x}"
 
 
-def _lines(path: Path, offset: int, most: int) -> tuple[list[bytes], int]:
+def _lines(path: Path, offset: int, most: int, size: int = _MAX_BYTES) -> tuple[list[bytes], int]:
     """Return up to ``most`` whole lines from ``offset`` on, and where the next one begins."""
     try:
         file = open_regular(path)
@@ -69,7 +71,7 @@ def _lines(path: Path, offset: int, most: int) -> tuple[list[bytes], int]:
     if file is None:
         return [], offset
     try:
-        whole = os.pread(file, _MAX_BYTES, offset).split(b"\n")[:-1][:most]
+        whole = os.pread(file, size, offset).split(b"\n")[:-1][:most]
     finally:
         os.close(file)
     return whole, offset + sum(len(line) + 1 for line in whole)

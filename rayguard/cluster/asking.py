@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 DEADLINE_S = 5.0
 _MORE_S = 0.02  # for each node
 _ERROR_CHARS = 200
-_PLUGIN = "rayguard.cluster.plugin"
 
 
 def ask(*, deadline_s: float = DEADLINE_S, pages: bool = True, since: float | None = None) -> dict[str, Any]:

@@ -47,6 +47,7 @@ UNHEARD_S = 3.0  # after which Ray, or its word, is taken to be missing
 LOOK_S = 0.5  # while a death is open
 _FORCE_S = 1.0
 _MAX_OPEN = 1_000
+_TRIES = 3  # to understand a death: a disk or Ray that fails once does not hide it
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class _Case:
     notes: list[str] = field(default_factory=list)
     around: Around = (0.0, None)  # the node as it was seen last before
     told_as: str = ""  # the kind that the next life found
+    failures: int = 0  # to understand it
 
 
 class Deaths:
@@ -85,17 +87,24 @@ class Deaths:
         self._cluster, self._roster, self._known, self._tell = cluster, roster, known, tell
         self._around = around
         self._watch = DeathWatch("rayguard-agent-deaths")
-        self._workers: dict[ProcessId, Worker] = {}
-        self._lock = threading.Lock()
-        self._open: dict[ProcessId, _Case] = {}  # guarded by the lock, as is `_reported`
+        self._lock = threading.Lock()  # guards the next three: looks, the kernel and Ray each have a thread
+        self._workers: dict[ProcessId, Worker] = {}  # that live, or whose death is not understood yet
+        self._open: dict[ProcessId, _Case] = {}
         self._reported: list[tuple[str, float]] = []
         self._done: dict[str, None] = {}  # worker ids, oldest first
 
     def watch(self, workers: dict[ProcessId, Worker]) -> None:
         """Watch these from now on; what is no more among them has ended or will be told of by the kernel."""
-        for process in workers.keys() - self._workers.keys():
+        with self._lock:  # before they are watched: of one that is dead already the kernel tells at once
+            new = [process for process in workers if process not in self._workers]
+            self._workers.update(workers)
+        for process in new:
             self._watch.watch(process, self.ended)
-        self._workers.update(workers)  # the dead stay until their death is understood
+
+    def watched(self) -> list[Worker]:
+        """Return the workers that live, and those whose death is not understood yet."""
+        with self._lock:
+            return list(self._workers.values())
 
     def ended(self, process: ProcessId) -> None:
         """Take the kernel's word that a worker ended."""
@@ -131,33 +140,37 @@ class Deaths:
         with self._lock:
             cases = list(self._open.values())
         for case in cases:
+            case.noticed_at = min(case.noticed_at, time.time())  # a clock that was set back makes nobody wait
             if time.time() - case.noticed_at < SETTLED_S:
                 continue
-            done = True  # of one that cannot be understood, too
+            case.failures += 1
+            done = case.failures >= _TRIES
             with harmless("agent_deaths"):
                 done = self._decided(case)
+                case.failures = 0
             if done:
                 with self._lock:
                     self._open.pop(case.process, None)
-                self._workers.pop(case.process, None)
+                    self._workers.pop(case.process, None)
 
     def _add(self, process: ProcessId, at: float) -> _Case | None:
         with self._lock:
-            if process in self._open or len(self._open) >= _MAX_OPEN:
-                return self._open.get(process)
+            if process in self._open:
+                return self._open[process]
+            if len(self._open) >= _MAX_OPEN:
+                self._workers.pop(process, None)
+                return None
             case = _Case(process, at, worker=self._workers.get(process), around=self._around())
             self._open[process] = case
             return case
 
     def _take_word(self, worker_id: str, at: float) -> None:
-        word = self._cluster.worker(worker_id)
-        if word is None or worker_id in self._done:
+        word = None if worker_id in self._done else self._cluster.worker(worker_id)
+        if word is None:
             return
         with self._lock:
-            case = next((one for one in self._open.values() if one.process.pid == word.pid), None)
-        if case is None:
-            process = next((one for one in self._workers if one.pid == word.pid), ProcessId(word.pid, 0))
-            case = self._add(process, at)
+            known = next((one for one in (*self._open, *self._workers) if one.pid == word.pid), None)
+        case = self._add(known or ProcessId(word.pid, 0), at)
         if case is not None:
             case.word = word
 

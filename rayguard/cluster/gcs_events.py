@@ -186,10 +186,10 @@ class GcsLine:
         kind = common_pb2.WorkerExitType.Name(row.exit_type)
         return DeathTold(actor_id=actor_id, at=time.time(), exit=kind, detail=row.exit_detail)
 
-    async def kill(self, actor_id: str) -> None:
-        """End an actor for good, as ``ray.kill`` does, which needs a handle."""
+    async def kill(self, actor_id: str, *, again: bool = False) -> None:
+        """End an actor, for good unless ``again``, as ``ray.kill`` does, which needs a handle."""
         ask = self._ask.KillActorViaGcsRequest(
-            actor_id=bytes.fromhex(actor_id), force_kill=True, no_restart=True
+            actor_id=bytes.fromhex(actor_id), force_kill=True, no_restart=not again
         )
         await self._actors.KillActorViaGcs(ask, timeout=CALL_S)
 

@@ -2,7 +2,7 @@
 
 They are detached actors, which outlive the job that made them, and a job hands its runtime environment down
 to what it makes: they are made by a job that has none. Where the calling process has one, another process
-makes them (``python -m rayguard.cluster.installation``), one at a time on each node.
+makes them (``rayguard.cluster.installer``), one at a time on each node.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ import contextlib
 import fcntl
 import json
 import os
-import subprocess
-import sys
 import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rayguard.cluster import agent_marker, agent_ray
+from rayguard.cluster import agent_marker, agent_ray, installer
 from rayguard.cluster.agent_ray import OURS
 from rayguard.home import home
 from rayguard.private import open_private
@@ -30,19 +27,10 @@ if TYPE_CHECKING:
 AGENT, SUPERVISOR = "rayguard:agent:", "rayguard:supervisor:"
 AGENT_KEY, SUPERVISOR_KEY = "agent:", "supervisor:"
 KEYS = (AGENT_KEY, SUPERVISOR_KEY, "supervisor-state:", "agent-tried:", "quarantine:")
-_MODULE = "rayguard.cluster.installation"
 _INSTALL_S = 60.0
 _STOP_S = 10.0
 _PASSES = 5
 _AGAIN_S = 600.0  # after an installation that failed
-_NOT_HANDED_DOWN = (
-    "RAY_JOB",
-    "RAY_RUNTIME_ENV",
-    "__RAY_",
-    "RAY_RAYLET",
-    "RAY_CLIENT_MODE",
-    "RAYGUARD_PLUGIN",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +48,13 @@ def ensure_agents(settings: Mapping[str, str] | None = None) -> list[Installed]:
     """Have an agent of this rayguard on each living node, and return them. Needs a connected Ray.
 
     ``settings`` are ``RAYGUARD_...`` variables for new agents; without one, those of their node count. What
-    goes wrong with one node is told in its ``Installed``. Bounded by two minutes.
+    goes wrong with one node is told in its ``Installed``. All are asked at once: about two minutes at most.
     """
     if not _can_create():
         return _elsewhere("agents", json.dumps(dict(settings or {})))
     nodes = [row["NodeID"] for row in _alive()]
     create_agents(nodes, settings or {})
-    return [_answered(name, dict(settings or {})) for name in (f"{AGENT}{node}" for node in nodes)]
+    return _answered([f"{AGENT}{node}" for node in nodes], dict(settings or {}))
 
 
 def ensure_agent_here(deadline_s: float = _INSTALL_S) -> bool:
@@ -114,7 +102,7 @@ def ensure_supervisor(job_id: str) -> Installed:
         found = _elsewhere("supervisor", job_id)
         return found[0] if found else Installed(name=name, why="it could not be made: see the log")
     create_supervisor(job_id)
-    return _answered(name, {})
+    return _answered([name], {})[0]
 
 
 def create_agents(nodes: Iterable[str], settings: Mapping[str, str]) -> None:
@@ -158,21 +146,14 @@ def remove_all() -> list[str]:
 
     They are asked to clean up first; who does not answer in ten seconds is ended as it is.
     """
-    import ray  # noqa: PLC0415 - only where Ray runs
-
     removed: list[str] = []
     for _ in range(_PASSES):  # an agent that was asked last may have made one anew
         there = {f"{SUPERVISOR}{key}": one for key, one in supervisors().items()}
         there |= {f"{AGENT}{key}": one for key, one in agents().items()}
         if not there:
             break
-        asked = [one.stop.remote() for one in there.values()]
-        ray.wait(asked, num_returns=len(asked), timeout=_STOP_S)
-        for name, one in there.items():
-            with contextlib.suppress(Exception):  # it is gone already
-                ray.kill(one, no_restart=True)
-            removed.append(name)
-        _wait_until_gone(there)
+        _end(there)
+        removed += there
     for prefix in KEYS:
         with harmless("installation"):
             for key in agent_ray.keys(prefix):
@@ -180,25 +161,60 @@ def remove_all() -> list[str]:
     return sorted(set(removed))
 
 
-def _answered(name: str, settings: dict[str, str], *, again: bool = True) -> Installed:
-    """Ask an actor who it is; replace it once where it is of another rayguard."""
+def _answered(names: list[str], settings: dict[str, str], *, again: bool = True) -> list[Installed]:
+    """Ask actors who they are; replace once those that are of another rayguard."""
+    import ray  # noqa: PLC0415 - only where Ray runs
+
+    mine, until = agent_marker.version(), time.monotonic() + _INSTALL_S
+    found: dict[str, Installed] = {}
+    asked: dict[str, tuple[Any, Any]] = {}
+    for name in names:
+        with _told(found, name):
+            handle = ray.get_actor(name, namespace=OURS)
+            asked[name] = handle, handle.hello.remote()
+    old = {}
+    for name, (handle, answer) in asked.items():
+        with _told(found, name):
+            said = ray.get(answer, timeout=max(1.0, until - time.monotonic()))
+            same = said["version"] == mine
+            why = "" if same else f"it runs rayguard {said['version']}, and this is {mine}"
+            found[name] = Installed(
+                name=name, version=said["version"], pid=said["pid"], url=said.get("url", ""), why=why
+            )
+            if not same and again and not _tried(name):
+                old[name] = handle
+    if old:
+        _end(old)
+        keys = {name: name.rpartition(":")[2] for name in old}
+        create_agents([key for name, key in keys.items() if name.startswith(AGENT)], settings)
+        for key in [key for name, key in keys.items() if name.startswith(SUPERVISOR)]:
+            create_supervisor(key)
+        found |= {one.name: one for one in _answered(list(old), settings, again=False)}
+    return [found[name] for name in names]
+
+
+@contextlib.contextmanager
+def _told(found: dict[str, Installed], name: str) -> Iterator[None]:
+    """Note what goes wrong with one of many."""
     import ray  # noqa: PLC0415 - only where Ray runs
 
     try:
-        handle = ray.get_actor(name, namespace=OURS)
-        said = ray.get(handle.hello.remote(), timeout=_INSTALL_S)
+        yield
     except (ray.exceptions.RayError, ValueError) as error:
-        return Installed(name=name, why=str(error).strip().partition("\n")[0][:300] or repr(error))
-    mine = agent_marker.version()
-    if said["version"] != mine and again and not _tried(name):
-        ray.get([handle.stop.remote()], timeout=_STOP_S)
-        ray.kill(handle, no_restart=True)
-        _wait_until_gone({name})
-        key = name.rpartition(":")[2]
-        create_agents([key], settings) if name.startswith(AGENT) else create_supervisor(key)
-        return _answered(name, settings, again=False)
-    why = "" if said["version"] == mine else f"it runs rayguard {said['version']}, and this is {mine}"
-    return Installed(name=name, version=said["version"], pid=said["pid"], url=said.get("url", ""), why=why)
+        why = str(error).strip().partition("\n")[0][:300] or repr(error)
+        found[name] = Installed(name=name, why=why)
+
+
+def _end(actors: Mapping[str, Any]) -> None:
+    """Ask actors to clean up, end them whether they answer or not, and wait until their names are free."""
+    import ray  # noqa: PLC0415 - only where Ray runs
+
+    asked = [one.stop.remote() for one in actors.values()]
+    ray.wait(asked, num_returns=len(asked), timeout=_STOP_S)
+    for one in actors.values():
+        with contextlib.suppress(Exception):  # it is gone already
+            ray.kill(one, no_restart=True)
+    _wait_until_gone(actors)
 
 
 def _tried(name: str) -> bool:
@@ -275,51 +291,16 @@ def _alone() -> Iterator[bool]:
     finally:
         os.close(folder)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            alone = False
+        else:
+            alone = True
+        yield alone
     finally:
         os.close(lock)
 
 
 def _elsewhere(*what: str, deadline_s: float = 2 * _INSTALL_S) -> list[Installed]:
-    """Have another process do it, that is connected to the same cluster and is no part of this job."""
-    import ray  # noqa: PLC0415 - only where Ray runs
-
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_HANDED_DOWN)}
-    paths = [str(Path(__file__).parents[2]), *filter(None, [kept.get("PYTHONPATH", "")])]
-    address = ray.get_runtime_context().gcs_address
-    done = subprocess.run(
-        [sys.executable, "-m", _MODULE, address, *what],
-        env={**kept, "PYTHONPATH": os.pathsep.join(paths)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=deadline_s,
-        check=False,
-        cwd="/",
-        start_new_session=True,  # not in the worker's group, which Ray ends with the worker
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        raise RuntimeError(f"no agent could be installed: {done.stderr.strip()[-2_000:]}")
-    return [Installed(**json.loads(line)) for line in lines]
-
-
-def main(arguments: list[str]) -> None:
-    """Do what ``_elsewhere`` asks for, and print what came of it."""
-    import ray  # noqa: PLC0415 - this process runs it
-
-    address, what, said = arguments
-    ray.init(address=address, namespace=OURS, log_to_driver=False, logging_level="ERROR")
-    try:
-        found = ensure_agents(json.loads(said)) if what == "agents" else [ensure_supervisor(said)]
-        for one in found:
-            print(json.dumps(asdict(one)), flush=True)  # noqa: T201 - read by who started us
-    finally:
-        ray.shutdown()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    return [Installed(**one) for one in installer.run(*what, deadline_s=deadline_s)]

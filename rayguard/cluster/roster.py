@@ -31,6 +31,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MAX_PAGE_BYTES = 1 << 20
 _MAX_BYTES = 1 << 17
 _JOB = b"RAY_JOB_ID="
+_NO_JOB = "ffffffff"  # of a worker that was started before a job wanted it
 _EVERY = 10  # looks; then it is seen again which threads of the raylet have children
 # Of /proc/<pid>/stat, after the name of the program.
 _STATE, _PARENT, _GROUP, _UTIME, _STIME, _STARTED = 0, 1, 2, 11, 12, 19
@@ -138,7 +139,8 @@ class Roster:
 
     def _job(self, pid: int) -> str:
         said = next((one for one in self._text(pid, "environ").split(b"\0") if one.startswith(_JOB)), _JOB)
-        return said.removeprefix(_JOB).decode("ascii", "replace")
+        found = said.removeprefix(_JOB).decode("ascii", "replace")
+        return "" if found == _NO_JOB else found
 
     def private_bytes(self, process: ProcessId) -> int:
         """Return the memory that a process shares with nobody; 0 where it is gone."""

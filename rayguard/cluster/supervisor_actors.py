@@ -94,7 +94,8 @@ def _death_told(state: JobState, event: DeathTold) -> list[Action]:
         actions = supervisor_nodes.died_on(state, actor.node, event.actor_id, event.at)
     if event.actor_id not in state.actors:
         return actions
-    state.spending.spend(event.at)
+    if state.policy.budget is not None:
+        state.spending.spend(event.at)
     policy = state.policy.crash_loop
     looping = False
     if policy is not None:

@@ -20,6 +20,7 @@ from rayguard.cluster.supervisor_events import (
     Event,
     JobOver,
     Leave,
+    NodesDraining,
     Readmit,
     Shun,
     StopActor,
@@ -47,6 +48,7 @@ _SOON_S = 0.3  # after the end of a process its agent has something to tell
 _AGENT_S = 10.0
 _HAND_S = 10.0
 _DEATH_S = (0.2, 0.5, 2.0)  # Ray notes how a process ended a moment after it says that its actor starts again
+_LOADS = 3
 _SAVE_S = 2.0
 _SAVE_SHARE = 50  # saving takes no more than a fiftieth of the time
 _IDLE_SAVE_S = 30.0
@@ -55,10 +57,18 @@ _NOT_UNDER = "it is not under rayguard, as far as can be proved"
 
 
 class Rounds:
-    """Supervises one job, until it is over or ``stop`` is called. ``left`` is called when the job is over."""
+    """Supervises one job, until it is over or ``stop`` is called. ``left`` is called when the job is over.
+
+    ``me``: its own actor and node.
+    """
 
     def __init__(
-        self, job_id: str, policy: SupervisorPolicy, address: str, left: Callable[[], None] = lambda: None
+        self,
+        job_id: str,
+        policy: SupervisorPolicy,
+        address: str,
+        left: Callable[[], None] = lambda: None,
+        me: tuple[str, str] = ("", ""),
     ) -> None:
         self.job_id = job_id
         self.reading = JobReading()
@@ -66,6 +76,7 @@ class Rounds:
         self._policy = policy
         self._address = address
         self._left = left
+        self._me = me
         self._cursors: dict[str, str] = {}
         self._due: dict[str, float] = {}  # when an agent is asked next, monotonic
         self._agents: dict[str, Any] = {}
@@ -76,6 +87,7 @@ class Rounds:
         self._dirty = False
         self._saved_at = float("-inf")
         self._save_s = _SAVE_S
+        self._saving = asyncio.Lock()
         self._over = False
 
     async def run(self) -> None:
@@ -109,6 +121,8 @@ class Rounds:
             self._over = True
             self._begin(self._end())
             return
+        if isinstance(event, NodesDraining) and self._should_move(event):
+            self._begin(self._move())
         with harmless("supervisor"):
             self._dirty = self._dirty or not isinstance(event, Tick)
             for action in handle(self.state, event):
@@ -116,24 +130,38 @@ class Rounds:
 
     async def save(self) -> None:
         """Keep the state beyond this process."""
-        if self.state is None:
-            return
-        began, self._save_s = time.monotonic(), _IDLE_SAVE_S  # an outage is not asked every other second
-        self._saved_at, self._dirty, kept = began, False, False
-        with harmless("supervisor"):
-            await self._hand(hands.save, self.job_id, saved(self.state, self._cursors))
-            self._save_s, kept = max(_SAVE_S, _SAVE_SHARE * (time.monotonic() - began)), True
-        self._dirty = self._dirty or not kept
+        async with self._saving:
+            if self.state is None or self.state.over:  # what was kept of a job that is over is taken away
+                return
+            began, self._save_s = time.monotonic(), _IDLE_SAVE_S  # an outage is not asked every other second
+            self._saved_at, self._dirty, kept = began, False, False
+            with harmless("supervisor"):
+                await self._hand(hands.save, self.job_id, saved(self.state, self._cursors))
+                self._save_s, kept = max(_SAVE_S, _SAVE_SHARE * (time.monotonic() - began)), True
+            self._dirty = self._dirty or not kept
 
-    async def end_actor(self, actor_id: str) -> None:
-        """End an actor of ours for good: Ray starts again what ends by itself."""
+    async def end_actor(self, *, again: bool = False) -> None:
+        """End this actor, for good unless ``again``: Ray starts again what ends by itself."""
         with harmless("supervisor"):
-            await asyncio.wait_for(self._line.kill(actor_id), _HAND_S)
+            await asyncio.wait_for(self._line.kill(self._me[0], again=again), _HAND_S)
+
+    def _should_move(self, event: NodesDraining) -> bool:
+        """Say whether this actor keeps a node that will go from being idle, and there is another one."""
+        assert self.state is not None
+        return self._me[1] in event.deadlines and bool(self.state.nodes.keys() - event.deadlines.keys())
+
+    async def _move(self) -> None:
+        """Have Ray start this actor again, on a node that stays."""
+        await self.save()
+        await self.end_actor(again=True)
 
     async def _recall(self, began_at: float) -> None:
         values: dict[str, Any] = {}
-        with harmless("supervisor"):
-            values = await self._hand(hands.load, self.job_id)
+        for _ in range(_LOADS):  # who begins from nothing saves that over what is kept
+            with harmless("supervisor"):
+                values = await self._hand(hands.load, self.job_id)
+                break
+            await asyncio.sleep(TICK_S)
         try:
             self.state, self._cursors = restored(values, self.job_id, self._policy, began_at)
         except (KeyError, TypeError, ValueError, AttributeError):  # of another version, or torn
@@ -151,7 +179,7 @@ class Rounds:
         assert self.state is not None
         now = time.monotonic()
         nodes = self.state.nodes
-        for known in (self._due, self._agents, self._up):
+        for known in (self._due, self._agents, self._up, self._cursors):
             for node in [one for one in known if one not in nodes]:
                 del known[node]
         for node in nodes:
@@ -270,7 +298,9 @@ class Rounds:
             for action in handle(self.state, JobOver(at=time.time())):
                 self._act(action)
             await asyncio.wait_for(self._written.join(), _HAND_S)
-            await self._hand(hands.forget, self.job_id)
+        async with self._saving:  # a late one would stay for ever
+            with harmless("supervisor"):
+                await self._hand(hands.forget, self.job_id)
         self._left()
 
     async def _hand(self, do: Callable[..., Any], *arguments: Any) -> Any:

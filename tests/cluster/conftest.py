@@ -1,7 +1,9 @@
 """One real Ray cluster of two light nodes for the tests of a module that ask for it."""
 
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,11 +27,14 @@ def two_nodes(tmp_path_factory):
         patch.setattr(sys, "path", [here, *sys.path])
         cluster = Cluster()
         both = TwoNodes(cluster, folder)
+        # Of its own: in /tmp/ray clusters of other tests tell Prometheus of theirs, in the same file.
+        rays = tempfile.mkdtemp(prefix="rays-", dir="/tmp")  # short: Ray's sockets lie in there
         try:
-            both.add(num_cpus=2, include_dashboard=False)
+            both.add(num_cpus=2, include_dashboard=False, temp_dir=rays)
             both.add()
             ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
             yield both
         finally:
             ray.shutdown()
             cluster.shutdown()
+            shutil.rmtree(rays, ignore_errors=True)

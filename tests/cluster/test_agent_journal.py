@@ -46,6 +46,16 @@ def test_who_comes_too_late_gets_all_there_is(tmp_path):
     assert all_of(tmp_path, "nonsense")[1] == all_of(tmp_path)[1]
 
 
+def test_a_file_is_named_by_its_first_line_however_long_that_is(tmp_path):
+    """A printed traceback of a hundred frames is no reason to leave a file out."""
+    journal = Journal(tmp_path)
+    journal.write(incident(1, notes=("x" * (2 * agent_told._FIRST_BYTES),)))
+    cursor, ids = all_of(tmp_path)
+    journal.write(incident(2))
+    assert ids == ["i000001"]
+    assert all_of(tmp_path, cursor)[1] == ["i000002"]
+
+
 def test_a_torn_line_waits_for_its_end_and_a_foreign_one_is_left_out(tmp_path):
     """And no journal at all is an empty one."""
     assert told(tmp_path / "none", "") == ("", [])

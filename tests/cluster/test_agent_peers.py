@@ -1,8 +1,11 @@
 """Which agent looks after nodes without one, and when an agent leaves its node: no Ray needed."""
 
+from itertools import pairwise
+from types import SimpleNamespace
+
 import pytest
 
-from rayguard.cluster import installation
+from rayguard.cluster import agent_peers, installation
 from rayguard.cluster.agent_peers import LEAVE_S, Peers, leads, targets
 from rayguard.metrics.discovery import Target
 
@@ -65,6 +68,21 @@ def test_no_agent_is_brought_where_one_had_to_leave(peers, monkeypatch, asked, b
     peers("z", asked)._bring({"c"})
     peers("z", asked)._bring(set())
     assert seen == brought
+
+
+def test_a_node_on_which_agents_die_as_they_start_is_tried_more_and_more_rarely(peers, monkeypatch):
+    """It has no rayguard: each try costs a process there, and a row of Ray's table of actors."""
+    seen, clock = [], [0.0]
+    monkeypatch.setattr(agent_peers, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(installation, "create_agents", lambda nodes, _: seen.append((clock[0], list(nodes))))
+    peer = peers("z")
+    for clock[0] in range(0, 1_200, 5):
+        peer._bring({"a"})
+    assert seen[:4] == [(0, ["a"]), (5, ["a"]), (15, ["a"]), (35, ["a"])]
+    assert [later - at for (at, _), (later, _) in pairwise(seen[-3:])] == [300, 300]
+    peer._bring(set())  # it came
+    peer._bring({"a", "b"})
+    assert seen[-1] == (clock[0], ["a", "b"])
 
 
 def test_prometheus_is_told_of_those_that_serve():

@@ -78,7 +78,9 @@ def test_each_node_has_an_agent_that_is_found_in_three_places(two_nodes, agents)
         assert agent_marker.there(home, node_id, agent_marker.version())
         assert not agent_marker.there(home, node_id, "0.0.0")
         until(lambda node=node_id: node in agent_ray.said(installation.AGENT_KEY))
-    assert installation.ensure_agents() == list(agents.values())  # the same ones
+    assert set(installation.ensure_agents()) == set(
+        agents.values()
+    )  # the same ones; Ray orders nodes as it likes
 
 
 def test_workers_that_ask_for_an_agent_find_it_without_a_word_to_ray(two_nodes, agents):
@@ -103,10 +105,15 @@ def test_the_node_is_measured_and_prometheus_is_told_where(two_nodes, agents, on
         assert f"rayguard_node_{name}_bytes{{" in shown
     assert all(f'place="{place}"' in shown for place in ("session", "spill", "home"))
     assert 'ray_version="' in shown
-    file = Path(ray._private.worker._global_node.get_temp_dir_path()) / discovery.FILE
+    file = discovery_file()
     addresses = {hello(node)["address"] for node in agents}
-    until(lambda: set(json.loads(file.read_text())[0]["targets"]) == addresses)
+    # An agent says where it is before it tells Prometheus of all.
+    until(lambda: file.exists() and set(json.loads(file.read_text())[0]["targets"]) == addresses)
     ray.kill(actor)
+
+
+def discovery_file():
+    return Path(ray._private.worker._global_node.get_temp_dir_path()) / discovery.FILE
 
 
 def end_as_they_should(actors):
@@ -150,13 +157,13 @@ def test_each_death_nobody_asked_for_has_one_incident_with_its_cause(two_nodes, 
         assert (one.kind, one.scope, one.outcome) == ("actor_died", "process", Outcome.FAILED)
         assert (one.target, one.node, one.remedy) == ("Mortal", node, "none")
         assert one.actor_id == actors[how]._actor_id.hex()
-        assert one.job_id == ray.get_runtime_context().get_job_id()
     (task,) = [one for one in found if one.target == "work"]
     assert "the process of a task" in task.cause
     assert (task.kind, task.outcome, task.actor_id) == ("actor_died", Outcome.ANSWERED, "")
     (stillborn,) = [one for one in found if one.target == "Stillborn"]
     assert stillborn.kind == "user_code"
     assert "no such model: gpt-0" in "".join((stillborn.cause, *stillborn.evidence))
+    assert {one.job_id for one in found} == {ray.get_runtime_context().get_job_id()}
     assert not {one.pid for one in found} & set(calm)
     assert max(Counter(one.pid for one in found).values()) == 1
 
@@ -178,7 +185,7 @@ def test_what_the_next_life_tells_is_not_told_again(two_nodes, agents, on):
 
     until(next_life)
     until(lambda: not child.alive())
-    (incident,) = ended(two_nodes, node, [pid])
+    (incident,) = until(lambda: [one for one in ended(two_nodes, node, [pid]) if one.closed_at])
     assert (incident.outcome, incident.remedy) == (Outcome.RECOVERED, "restart_process")
     ray.kill(actor)
 
@@ -282,7 +289,7 @@ def test_agents_inherit_nothing_of_the_job_that_asked_for_them_and_outlive_it(tw
     assert installation.agents() == {}
     assert [key for prefix in installation.KEYS for key in agent_ray.keys(prefix)] == []
     assert [path for home in two_nodes.homes.values() for path in home.glob("agents")] == []
-    assert not (Path(ray._private.worker._global_node.get_temp_dir_path()) / discovery.FILE).exists()
+    assert not discovery_file().exists()
 
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "settings.txt").write_text("of the job")
@@ -294,6 +301,7 @@ def test_agents_inherit_nothing_of_the_job_that_asked_for_them_and_outlive_it(tw
         check=False,
         timeout=120,
     )
+    assert job.stdout, job.stderr
     there, pid = json.loads(job.stdout.splitlines()[-1])
     assert there, job.stderr
     said = {node: hello(node) for node in installation.agents()}

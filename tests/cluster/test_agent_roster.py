@@ -37,14 +37,14 @@ def start():
     pytest.importorskip("setproctitle")
     started = []
 
-    def begin(title, how="", code=0):
+    def begin(title, how="", code=0, job="05000000"):
         arguments = [sys.executable, "-c", WORKER, title, how, str(code)]
         one = subprocess.Popen(
             arguments,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "RAY_JOB_ID": "05000000", "SPT_NOENV": "1"},
+            env={**os.environ, "RAY_JOB_ID": job, "SPT_NOENV": "1"},
         )
         started.append(one)
         assert one.stdout.readline() == "ready\n"
@@ -109,6 +109,12 @@ def test_workers_are_known_by_their_title_and_their_page(start, tmp_path):
     )
     assert ("IDLE", "05000000") not in shown
     os.kill(plain.pid, signal.SIGCONT)
+
+
+def test_a_worker_that_was_started_before_a_job_wanted_it_belongs_to_none(start, tmp_path):
+    """Ray calls that "ffffffff", which is no job that anybody knows."""
+    start("ray::score", job="ffffffff")
+    assert [one.job_id for one in Roster(os.getpid(), tmp_path).look().values()] == [""]
 
 
 def test_what_a_dead_worker_forked_is_found_and_what_others_did_is_not(start, tmp_path):

@@ -46,8 +46,8 @@ except ProcessLookupError:
 agent_pid = again[0].pid
 from rayguard.cluster import agent_marker
 agent_marker.version = lambda: "99.0"
-newer = installation._answered(made[0].name, {})
-once = installation._answered(made[0].name, {})
+(newer,) = installation._answered([made[0].name], {})
+(once,) = installation._answered([made[0].name], {})
 
 removed = installation.remove_all()
 print("TOLD " + json.dumps({

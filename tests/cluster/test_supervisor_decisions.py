@@ -259,6 +259,14 @@ def test_a_spent_budget_is_told_once_with_advice():
     assert play.state.budget_left == 1.0
 
 
+def test_without_a_budget_nothing_is_kept_of_restarts():
+    """Nobody would ever take them away, and a job runs for weeks."""
+    play = Play(actors=2, policy=SupervisorPolicy(budget=None))
+    for n in range(1, 4):
+        play.restart(0, at=float(n), restarts=n)
+    assert list(play.state.spending.times) == []
+
+
 def test_a_spent_budget_may_stop_actors():
     """Only where the user says so."""
     policy = SupervisorPolicy(

@@ -79,6 +79,15 @@ class Job:
         homes = self.nodes.folder.glob("home-*")
         return {one.id: one for home in homes for one in Journal(home).read()}
 
+    def written_of(self, wanted, number=1):
+        """Wait until so many incidents are closed on the disk too: the supervisor knows of it before."""
+
+        def found():
+            closed = [one for one in self.written().values() if wanted(one) and one.closed_at]
+            return closed if len(closed) >= number else None
+
+        return until(found, LONG_S)
+
     def kill(self, actor):
         """Kill it and wait until it is back."""
         pid = self.pid(actor)
@@ -171,7 +180,9 @@ def test_a_guarded_actor_that_loops_is_stopped_and_another_is_left_alone(job):
     with pytest.raises(job.ray.exceptions.ActorDiedError):
         job.pid(ours)
     assert job.pid(stranger)
-    loops = {one.actor_id: one for one in job.written().values() if one.signature == CRASH_LOOP}
+    loops = {
+        one.actor_id: one for one in job.written_of(lambda one: one.signature == CRASH_LOOP, len(wanted))
+    }
     assert loops[ours._actor_id.hex()].cause.startswith("Guarded restarted 3 times in ")
     assert loops[ours._actor_id.hex()].remedy == "give_up"
     assert "left running" in loops[stranger._actor_id.hex()].cause
@@ -272,7 +283,7 @@ def test_a_lost_node_is_one_story_with_its_actors(job):
     job.nodes.remove(node, graceful=False)
     story = job.story(lambda one: one["node"] == node and one["ended_at"] is not None)
     assert (story["kind"], story["scope"], story["actors"]) == ("node_died", "node", 2)
-    incidents = [one for one in job.written().values() if one.node == node and one.kind == "node_died"]
+    incidents = job.written_of(lambda one: one.node == node and one.kind == "node_died")
     assert [one.notes for one in incidents] == [("1 of 2 actors did not come back",)]
     assert job.pid(back)
 

@@ -1,0 +1,96 @@
+"""One look of an agent at its workers: what it must not forget is on the disk first. No Ray needed."""
+
+import pytest
+
+from rayguard.cluster import agent, agent_marker
+from rayguard.cluster.agent import NodeAgent
+from rayguard.cluster.agent_rounds import Rounds
+from rayguard.cluster.roster import Worker
+from rayguard.process.identity import ProcessId
+
+LIVES = Worker(process=ProcessId(2**22 + 5, 7), title="Rollout", target="Rollout")
+
+
+class Deaths:
+    def __init__(self):
+        self.workers = {}
+
+    def watch(self, workers):
+        self.workers |= workers
+
+    def watched(self):
+        return list(self.workers.values())
+
+
+class Roster:
+    def __init__(self, found):
+        self.found = found
+
+    def look(self):
+        return dict(self.found)
+
+
+class Broken:
+    """Looks for those that stand still, and takes longer than the agent lives."""
+
+    def adopt(self, workers):
+        raise TimeoutError("the agent was killed meanwhile")
+
+
+@pytest.fixture
+def made(tmp_path):
+    made = NodeAgent.__new__(NodeAgent)
+    made._home, made._node_id, made._rounds, made._saved = tmp_path, "n", Rounds(), []
+    made._roster, made._deaths, made._stillness, made._began = (
+        Roster({LIVES.process: LIVES}),
+        Deaths(),
+        Broken(),
+        False,
+    )
+    return made
+
+
+def kept(home):
+    return [agent._worker(one) for one in agent_marker.load(home, "n.known.json") or ()]
+
+
+def test_who_is_seen_is_kept_before_anything_else_is_done(made, tmp_path):
+    """And those that are not there any more, until their death is told."""
+    with pytest.raises(TimeoutError):
+        made._look_at_workers()
+    assert kept(tmp_path) == [LIVES]
+    made._roster.found = {}
+    with pytest.raises(TimeoutError):
+        made._look_at_workers()
+    assert made._workers == {}
+    assert kept(tmp_path) == [LIVES]
+
+
+def test_a_look_that_ends_after_the_agent_leaves_nothing_behind(made, tmp_path):
+    """`rayguard down` takes all files away while a slow look goes on."""
+    made._rounds.stopped.set()
+    with pytest.raises(TimeoutError):
+        made._look_at_workers()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_agent_that_cannot_end_itself_ends_all_the_same(made, monkeypatch):
+    """It has stopped its rounds: it would hold its name and its node for ever, and do nothing."""
+    ended = []
+
+    class Peers:
+        def look(self, hello):
+            pass
+
+        def should_leave(self, idle_s):
+            return True
+
+    class Cluster:
+        def end(self, name):
+            raise ValueError("Failed to look up the actor")
+
+    monkeypatch.setattr(agent.os, "_exit", ended.append)
+    made._peers, made._cluster, made._worked_at = Peers(), Cluster(), 0.0
+    made._hello, made._stop = dict, lambda: ended.append("stopped")
+    made._look_at_peers()
+    assert ended == ["stopped", 1]

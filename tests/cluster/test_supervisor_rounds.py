@@ -1,0 +1,147 @@
+"""The loop of a supervisor, without Ray: what it keeps, takes away, and when it moves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from rayguard.cluster import supervisor_hands as hands
+from rayguard.cluster import supervisor_rounds as module
+from rayguard.cluster.job_state import begin
+from rayguard.cluster.supervisor_events import NodesDraining, NodeSeen
+from rayguard.cluster.supervisor_policy import SupervisorPolicy
+from rayguard.cluster.supervisor_rounds import Rounds
+
+JOB, ME, HERE, THERE = "01000000", "a" * 32, "a" * 56, "b" * 56
+
+
+class Line:
+    def __init__(self):
+        self.killed = []
+
+    async def kill(self, actor_id, *, again=False):
+        self.killed.append((actor_id, again))
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """What Ray's control process keeps."""
+    kept = {}
+    monkeypatch.setattr(hands, "save", kept.__setitem__)
+    monkeypatch.setattr(hands, "forget", lambda job: kept.pop(job, None))
+    monkeypatch.setattr(module, "_LAST_WORDS_S", 0.0)
+    monkeypatch.setattr(Rounds, "_pull", lambda self, node: None)
+    return kept
+
+
+def rounds(nodes=(HERE, THERE)):
+    made = Rounds(JOB, SupervisorPolicy(), "", me=(ME, HERE))
+    made.state, made._line = begin(JOB, 0.0), Line()
+    for node in nodes:
+        made.take(NodeSeen(node=node, alive=True, at=0.0))
+    return made
+
+
+async def done(made):
+    while made._aside:
+        await asyncio.gather(*made._aside)
+
+
+def test_nothing_is_kept_of_a_job_that_is_over(table, monkeypatch):
+    """Neither by what was being saved at its end nor by a tick after it."""
+    saving, go_on = threading.Event(), threading.Event()
+
+    def save(job, values):
+        saving.set()
+        go_on.wait(5.0)
+        table[job] = values
+
+    async def play():
+        made = rounds()
+        monkeypatch.setattr(hands, "save", save)
+        slow = asyncio.ensure_future(made.save())
+        await asyncio.to_thread(saving.wait, 5.0)
+        end = asyncio.ensure_future(made._end())
+        await asyncio.sleep(0.05)
+        go_on.set()
+        await asyncio.gather(slow, end)
+        await made._tick()
+        await made.save()
+
+    asyncio.run(play())
+    assert table == {}
+
+
+def test_what_was_kept_goes_even_if_the_last_line_cannot_be_written(table, monkeypatch):
+    """A disk that hangs is no reason to fill Ray's table."""
+    monkeypatch.setattr(module, "_HAND_S", 0.05)
+    left = []
+
+    async def play():
+        made = rounds()
+        made._left = lambda: left.append(True)
+        await made.save()
+        assert table
+        made._written.put_nowait(None)  # nobody writes
+        await made._end()
+
+    asyncio.run(play())
+    assert (table, left) == ({}, [True])
+
+
+def test_what_is_kept_is_asked_for_again_and_not_overwritten(table, monkeypatch):
+    """Ray's control process may be busy while it starts again what was lost with a node."""
+    before = rounds()
+    before._cursors = {HERE: "1:2"}
+    asyncio.run(before.save())
+    answers = [TimeoutError("busy"), table[JOB]]
+    monkeypatch.setattr(module, "TICK_S", 0.0)
+
+    def load(job):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(hands, "load", load)
+    after = rounds()
+    asyncio.run(after._recall(0.0))
+    assert after.state.restored
+    assert after._cursors == {HERE: "1:2"}
+
+
+def test_cursors_of_nodes_that_are_gone_are_forgotten(table):
+    """Spot nodes come and go for weeks, and the table takes 256 KiB."""
+
+    async def play():
+        made = rounds()
+        made._cursors = {HERE: "1:2", THERE: "3:4"}
+        made.take(NodeSeen(node=THERE, alive=False, at=1.0, expected=True))
+        await made._tick()
+        return made._cursors
+
+    assert asyncio.run(play()) == {HERE: "1:2"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "drained", "moves"),
+    [
+        ((HERE, THERE), {HERE: 0.0}, [(ME, True)]),
+        ((HERE, THERE), {THERE: 0.0}, []),
+        ((HERE, THERE), {HERE: 0.0, THERE: 0.0}, []),
+        ((HERE,), {HERE: 0.0}, []),
+    ],
+)
+def test_a_supervisor_leaves_a_node_that_will_go(table, nodes, drained, moves):
+    """Ray ends a drained node once it is idle, and an actor, even one that takes no CPU, keeps it busy."""
+
+    async def play():
+        made = rounds(nodes)
+        made.take(NodesDraining(deadlines=drained, at=1.0))
+        await done(made)
+        return made._line.killed
+
+    assert asyncio.run(play()) == moves
+    assert bool(table) is bool(moves)  # what it knows goes with it
