@@ -32,7 +32,7 @@ from rayguard.cluster.supervisor_events import (
 from rayguard.cluster.supervisor_memory import restored, saved
 from rayguard.cluster.supervisor_state import handle
 from rayguard.metrics.job_instruments import JobReading
-from rayguard.recovery.harmless import harmless
+from rayguard.recovery.harmless import counted, harmless
 from rayguard.recovery.incident import Incident
 
 if TYPE_CHECKING:
@@ -210,7 +210,9 @@ class Rounds:
             while await asyncio.wait_for(self._told(node), _AGENT_S):
                 pass
             self._up[node] = True
-        except Exception:  # noqa: BLE001 - an agent that is gone, busy or of another version is asked again
+        except Exception as error:  # noqa: BLE001 - an agent that is gone, busy or of another version
+            if self._up.get(node):  # once for each time that it is lost; it is asked again
+                counted("agent", error)
             self._up[node] = False
             self._agents.pop(node, None)
         finally:

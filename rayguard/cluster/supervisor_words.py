@@ -174,8 +174,9 @@ def job_ended(state: JobState, at: float) -> Incident | None:
         return None
     kinds = ", ".join(f"{kind} x{count}" for (kind, _), count in sorted(state.totals.items()))
     still = sum(story.open for story in stories)
+    first = stories[0].id if stories else f"{at:.0f}"  # each cluster counts its jobs from 01000000
     return Incident(
-        id=_id(state.job_id, "ended"),
+        id=_id(state.job_id, "ended", first),
         kind=Kind.UNKNOWN.value,
         scope=Scope.JOB.value,
         cause=f"job {state.job_id} ended after {state.clock.wall_s:.0f} s "

@@ -44,7 +44,7 @@ INSTRUMENTS: tuple[Instrument[Tally], ...] = (
         name="rayguard_incidents_total",
         type=MetricType.COUNTER,
         help="Closed incidents: what it was, what had to be restarted, what was done, how it ended.",
-        labels=("kind", "scope", "remedy", "outcome"),
+        labels=("kind", "scope", "remedy", "outcome", "ray_job"),
         unit="incidents",
         read=lambda tally: tally.incidents.items(),
     ),

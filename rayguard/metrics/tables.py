@@ -91,7 +91,7 @@ def _plain(number: Number) -> Any:
 
 
 def decode(families: Any, instruments: Instruments, whose: Mapping[str, str]) -> Table:
-    """Return the numbers of a file; ``whose`` gives the labels that it does not say itself.
+    """Return the numbers of a file; ``whose`` gives the labels that it does not say itself, or leaves empty.
 
     An instrument that is not known here (or is of another type here) is left out: it is of another version.
     Raises ``ValueError`` for what is no such list.
@@ -106,7 +106,7 @@ def decode(families: Any, instruments: Instruments, whose: Mapping[str, str]) ->
             bare = tuple([whose.get(name, "") for name in names])
             read = _durations if instrument.type is MetricType.HISTOGRAM else _finite
             table[instrument.name] = {
-                tuple([str(labels.get(n, default)) for n, default in zip(names, bare, strict=True)])
+                tuple([str(labels.get(n) or default) for n, default in zip(names, bare, strict=True)])
                 if labels
                 else bare: read(number)
                 for labels, number in family["samples"]

@@ -72,6 +72,9 @@ class EngineTally:
     standby_failures: int = 0
 
 
+MAX_JOBS = 32  # whose incidents one process keeps apart
+
+
 @dataclass(slots=True)
 class Tally:
     """All numbers of one process.
@@ -84,9 +87,8 @@ class Tally:
     """
 
     calls: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))  # by class name
-    incidents: Counter[tuple[str, str, str, str]] = field(
-        default_factory=Counter
-    )  # kind, scope, remedy, outcome
+    # Kind, scope, remedy, outcome, and the job that was hit: an agent's are of any.
+    incidents: Counter[tuple[str, str, str, str, str]] = field(default_factory=Counter)
     guard_errors: Counter[str] = field(default_factory=Counter)  # by the piece of rayguard that failed
     detect_s: Durations = field(default_factory=lambda: Durations(DETECT_BOUNDS_S))
     recover_s: Durations = field(default_factory=lambda: Durations(RECOVER_BOUNDS_S))
@@ -112,14 +114,21 @@ class Tally:
 
     def closed(self, incident: Incident) -> None:
         """Count a closed incident and its durations."""
-        key = (incident.kind, incident.scope, incident.remedy, incident.outcome.value)
+        key = (incident.kind, incident.scope, incident.remedy, incident.outcome.value, incident.job_id)
         with self._lock:
             self.last_incident = incident.id
             self.incidents[key] += 1
+            self._forget_a_job()
             if incident.detect_s is not None:
                 self.detect_s.observe(incident.detect_s)
             if incident.recover_s is not None:
                 self.recover_s.observe(incident.recover_s)
+
+    def _forget_a_job(self) -> None:
+        """Let the job go that had its first incident longest ago, where there are too many: an agent's."""
+        jobs = list(dict.fromkeys(job for *_, job in self.incidents))
+        if len(jobs) > MAX_JOBS:
+            self.incidents = Counter({key: n for key, n in self.incidents.items() if key[-1] != jobs[0]})
 
     def relieved(self, relief: str, freed: int) -> None:
         """Count a relief and the bytes that it gave back."""

@@ -80,6 +80,7 @@ def test_every_number_is_shown(registry):
         "scope": "engine",
         "remedy": "restart_engine+eager",
         "outcome": "recovered",
+        "ray_job": "",
     }
     expected = [
         ("rayguard_incidents_total", labels, 2),

@@ -60,7 +60,18 @@ def test_gauges_that_would_lie_as_a_sum_are_none():
 
 def test_no_label_is_unbounded():
     """An id or a message in a label makes a time series of each incident."""
-    allowed = {"kind", "scope", "remedy", "outcome", "engine", "target", "piece", "version", "relief"}
+    allowed = {
+        "kind",
+        "scope",
+        "remedy",
+        "outcome",
+        "engine",
+        "target",
+        "piece",
+        "version",
+        "relief",
+        "ray_job",
+    }
     of_pools = {"pool", "state", "outcome", "kind", "reason"}
     assert {label for one in INSTRUMENTS for label in one.labels} == allowed
     assert {label for one in OBJECT_INSTRUMENTS for label in one.labels} == set()
@@ -77,7 +88,7 @@ def test_each_reads_its_own_labels(instrument):
     tally.engine("rollout")
     tally.calls["Rollout"] += 1
     tally.guard_error("journal")
-    tally.incidents["k", "s", "r", "o"] += 1
+    tally.incidents["k", "s", "r", "o", "j"] += 1
     tally.relieved("collect", 5)
     tally.memory_is(private=9, engine=7, forecast_s=30.0)
     _check(instrument, tally)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayguard.recovery.incident import Incident, Outcome
-from rayguard.recovery.tally import TALLY, Durations, Tally
+from rayguard.recovery.tally import MAX_JOBS, TALLY, Durations, Tally
 
 
 def incident(**changes):
@@ -41,17 +41,27 @@ def test_a_bound_belongs_to_its_own_bucket():
 
 
 def test_closed_incidents_are_counted_with_their_times():
-    """By kind, scope, remedy and outcome; an unknown time is not a time of zero."""
+    """By kind, scope, remedy, outcome and job; an unknown time is not a time of zero."""
     tally = Tally()
     tally.closed(incident(detect_s=0.02, recover_s=3.0))
-    tally.closed(incident(id="i2", outcome=Outcome.FAILED))
+    tally.closed(incident(id="i2", outcome=Outcome.FAILED, job_id="02000000"))
     assert tally.incidents == {
-        ("engine_dead", "engine", "restart_engine", "recovered"): 1,
-        ("engine_dead", "engine", "restart_engine", "failed"): 1,
+        ("engine_dead", "engine", "restart_engine", "recovered", ""): 1,
+        ("engine_dead", "engine", "restart_engine", "failed", "02000000"): 1,
     }
     assert (sum(tally.detect_s.counts), sum(tally.recover_s.counts)) == (1, 1)
     assert tally.recover_s.sum == 3.0
     assert tally.last_incident == "i2"
+
+
+def test_jobs_of_long_ago_are_let_go():
+    """An agent lives as long as its node, and meets any number of jobs."""
+    tally = Tally()
+    for job in range(MAX_JOBS + 5):
+        tally.closed(incident(job_id=f"{job:02}"))
+        tally.closed(incident(job_id=f"{MAX_JOBS + 5:02}"))
+    assert len({job for *_, job in tally.incidents}) == MAX_JOBS
+    assert sum(n for (*_, job), n in tally.incidents.items() if job == f"{MAX_JOBS + 4:02}") == 1
 
 
 def test_an_opened_incident_is_the_last_one_before_it_is_counted():

@@ -42,7 +42,7 @@ def wrong(name, *, lives=1, loads=1):
 
 
 def told():
-    return sum(n for (*_, remedy, _), n in TALLY.incidents.items() if remedy in {REPLACED, UNDECIDED})
+    return sum(n for (_, _, remedy, *_), n in TALLY.incidents.items() if remedy in {REPLACED, UNDECIDED})
 
 
 @pytest.fixture(autouse=True)
