@@ -33,6 +33,7 @@ _SOURCE_CODE = re.compile(
     r"^[\s|>]{0,20}(?:(?:el)?if |except\b|from [\w.]{1,80} import |import |class \w|def \w"
     r"|(?:assert |return )?isinstance\()"
 )
+_NATIVE_CHECK = "Check failed"
 _ENGINE = re.compile(r"EngineCore|\bengine_core\b")
 _WORKER = re.compile(
     r"VllmWorker|Worker_(?:TP|DP|PP)|WorkerProc|RayWorkerWrapper|RayWorkerVllm|multiproc_worker|ModelRunner"
@@ -126,6 +127,8 @@ def of_exception(one: PrintedException) -> Witness:
 def of_line(line: Line) -> Witness:
     """Return the fact of one line."""
     said = clean(line.text, MAX_TEXT_CHARS)
+    if _NATIVE_CHECK in said and ".cc:" in line.source:  # whose invariant it was, its file says
+        said = f"{line.source}: {said.strip()}"
     text = without_boilerplate(said)
     named = [] if _SOURCE_CODE.match(text) else _NAMES.findall(text)[:8]
     names = frozenset().union(*(names_of(name) for name in named))

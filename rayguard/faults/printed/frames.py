@@ -18,6 +18,7 @@ _BOXED_FRAME = re.compile(r"^(\S{1,400}\.py):(\d{1,9}) in (\S.{0,200})$")
 _CELL_FRAME = re.compile(r"^\s{0,12}(?:File )?(\S{1,400}\.py):(\d{1,9})[,:]? in (\w[\w.<>]{0,200})")
 # As people shorten it: "a.py, in f", "a.py, line 53, in f".
 _BARE_FRAME = re.compile(r"^\s{0,12}([^\s\"']{1,400}\.py),?(?:,| line (\d{1,9}),?) in (\w[\w.<>]{0,200})$")
+_CELL_MODULE = re.compile(r"^\s{0,12}File ([^\s\"']{1,400}\.py):(\d{1,9})$")  # of no function: at import
 _OLD_CELL_FRAME = re.compile(r"^(\S{1,400}\.py) in (\w[\w.<>]{0,200})\(")
 _LINK = re.compile(r"^\[(/[^\]\s]{1,400}\.py)\]\(https?://[^)\s]{1,200}\)")  # as Colab writes a file's name
 _MODULE = "<module>"
@@ -41,5 +42,7 @@ def frame_in(text: str) -> Frame | None:
     text = _LINK.sub(r"\1", text)
     if (found := _CELL_FRAME.match(text) or _BARE_FRAME.match(text)) is not None:
         return Frame(found[1], int(found[2] or 0), found[3])
+    if (found := _CELL_MODULE.match(text)) is not None:
+        return Frame(found[1], int(found[2]), _MODULE)
     old = _OLD_CELL_FRAME.match(text)
     return None if old is None else Frame(old[1], 0, old[2])

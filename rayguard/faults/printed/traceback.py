@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from rayguard.faults.frame import Frame
 from rayguard.faults.printed.frames import boxed_frame_in, frame_in
+from rayguard.faults.printed.guess import ENDINGS, asserted, from_code, type_saying
 from rayguard.faults.printed.line import Line, peel
 
 MAX_TEXT_CHARS = 32_000  # of a text within an exception: the end is what counts
@@ -24,10 +25,6 @@ _BOX = "│╭╰"
 _IGNORED = ("Exception ignored in", "Stack (most recent call first)", "Current thread 0x", "Thread 0x")
 _HEAD = "Traceback (most recent call last)"
 _NAME = r"[A-Za-z_][\w.]{0,160}"
-_ENDINGS = (
-    r"(?:Error|Errors|Exception|Warning|Interrupt|Exit|Timeout|TimeoutExpired|Failure|Fault|Group|Died|Cancelled|Empty|Full"
-    r"|Invalid|Failed|NotFound|Aborted|StopIteration|OutOfMemory|Unavailable)"
-)
 # A notebook names the type in front: "RuntimeError      Traceback (most recent call last)".
 _HEAD_TYPE = re.compile(rf"^({_NAME})\s{{4,80}}Traceback \(most recent")
 # VS Code's debugger names the type, then the message; its frames begin with the innermost.
@@ -36,7 +33,7 @@ _DEBUGGER = re.compile(rf"^(?:Exception has occurred|发生异常): ({_NAME})")
 _BOXED_CODE = re.compile(r"^❱\s{0,4}\d{1,9}\s{0,4}[│|]?\s{0,80}(.{0,400})$")
 _CELL_CODE = re.compile(r"^-{2,5}> (\d{1,9}) (.{0,400})$")
 # Two processes wrote at once: "AssertionError  File "/a.py", line 1, in f", and later ": what it says".
-_RUN_IN = re.compile(rf'^({_NAME}{_ENDINGS}):?\s{{2,8}}(?=File "[^"]{{1,400}}", line \d)')
+_RUN_IN = re.compile(rf'^({_NAME}{ENDINGS}):?\s{{2,8}}(?=File "[^"]{{1,400}}", line \d)')
 _MARKS = re.compile(  # carets, what was left out, a notebook's lines round the one that raised
     r"^[\s|]*[\^~\s]+$|^\s*\.\.\.<\d{1,6} lines>\.\.\.$"
     r"|^\s*\[Previous line repeated \d{1,9} more times?\]$"
@@ -44,36 +41,10 @@ _MARKS = re.compile(  # carets, what was left out, a notebook's lines round the 
 )
 # What torch.OutOfMemoryError, RayTaskError(ValueError) and a bare AssertionError look like.
 _TYPED = re.compile(
-    rf"^(?:\w{{1,40}} )?(Exception|{_NAME}{_ENDINGS}|[a-z_][\w.]{{0,120}}\.[A-Z]\w{{2,80}})"
+    rf"^(?:\w{{1,40}} )?(Exception|{_NAME}{ENDINGS}|[a-z_][\w.]{{0,120}}\.[A-Z]\w{{2,80}})"
     rf"(\({_NAME}\))?(?:: ?(.*))?$"
 )
-_AFTER_FRAMES = re.compile(rf"^({_NAME})(\({_NAME}\))?: (.*)$|^({_NAME}{_ENDINGS})$")
-_RAISE = re.compile(
-    r"^raise ((?:\w{1,80}\.){0,8}_{0,2}[A-Z]\w{0,160})\b(?!\.)(\(| from )?(.{0,400})"
-)  # a class, not `raise value`
-_WHOLE_NAME = re.compile(rf"{_ENDINGS}$")
-# What Python itself says with one type only: it names the type where that was cut off.
-_SAID_BY = {
-    name: re.compile(form)
-    for name, form in {
-        "AttributeError": (
-            r"^(?:(?:type object )?'\w{1,80}'|.{0,24}module '[\w.]{1,160}')(?: object)? has no attribute '"
-        ),
-        "ModuleNotFoundError": r"^No module named '?[\w.]",
-        "ImportError": r"^cannot import name '",
-        "NameError": r"^name '\w{1,80}' is not defined",
-        "UnboundLocalError": r"^(?:cannot access local|local) variable '\w{1,80}'",
-        "IndexError": r"^(?:list|tuple|string|pop) ?\w{0,12} index out of range|^pop from empty",
-        "ValueError": r"^(?:not enough|too many) values to unpack|^invalid literal for int",
-        "ZeroDivisionError": r"^(?:integer |float )?(?:division|modulo)(?: or modulo)? by zero",
-        "TypeError": (
-            r"^[\w.]{1,160}\(\) (?:got an unexpected keyword|got multiple values|missing \d{1,2} required"
-            r"|takes (?:no|from|exactly|\d))|^unsupported operand type|^unhashable type"
-            r"|^'\w{1,80}' object is not (?:callable|iterable|subscriptable|an iterator)"
-        ),
-        "OSError": r"^\[Errno \d{1,3}\] ",
-    }.items()
-}
+_AFTER_FRAMES = re.compile(rf"^({_NAME})(\({_NAME}\))?: (.*)$|^({_NAME}{ENDINGS})$")
 _ENDS_MESSAGE = re.compile(
     r"^(?:Traceback|EngineCore |WorkerProc |AsyncLLM |During handling|The above exception|Process "
     r"|Exception ignored|frame #"
@@ -110,6 +81,7 @@ class TracebackReader:
     _message: list[str] = field(default_factory=list)
     _at: Line | None = None  # the line that names the type; the last frame's until it is seen
     _said: str = ""  # the line after the frames, which may be a message without its type
+    _asserted: str = ""  # the assertion on the line before, where the frame that it is of was cut off
     _named: str = ""  # the type that the head names
     _inside_out: bool = False  # the innermost frame comes first
     _others: int = 0
@@ -164,7 +136,7 @@ class TracebackReader:
             )
         self._frames, self._wrapped, self._message = [], [], []
         self._type, self._at, self._others, self._wants_code, self._open = "", None, 0, False, False
-        self._said = self._named = ""
+        self._said = self._named = self._asserted = ""
         self._ignored, self._inside_out, self._outer = False, False, ([], "")
         return done
 
@@ -172,9 +144,9 @@ class TracebackReader:
         """Take what the code that raised, or the wrapper round it, says of an exception that was cut off."""
         frames, said = self._outer
         self._frames = self._frames or frames
-        named, message = _from_code(self._frames[-1].code) if self._frames else ("", "")
+        named, message = from_code(self._frames[-1].code) if self._frames else ("", "")
         if not named and self._said:
-            named, message = _type_saying(self._said), self._said
+            named, message = type_saying(self._said), self._said
         self._type = named or self._named or (self._wrapped[-1] if self._wrapped else "")
         self._message = list(filter(None, [message or said]))
 
@@ -200,6 +172,7 @@ class TracebackReader:
         self._frames.append(frame)
         del self._frames[: -2 * MAX_FRAMES]
         self._open, self._at, self._wants_code, self._others = True, line, True, 0
+        self._asserted = ""
         self._said = self._said if self._inside_out else ""
         return done
 
@@ -207,6 +180,7 @@ class TracebackReader:
         text = line.text
         if not text.strip() or _MARKS.match(text):
             return True, None
+        before, self._asserted = self._asserted, ""
         cell = _CELL_CODE.match(text)
         if cell is not None and self._frames:
             last = self._frames[-1]
@@ -226,7 +200,8 @@ class TracebackReader:
         else:
             found = None if indented and self._frames and not _typed(bare) else _named(bare)
         if found is not None:
-            return self._name(found, line)
+            return self._name(found, line, before)
+        self._asserted = asserted(text)
         ready = bool(self._frames) or self._inside_out
         if not (indented or self._said or self._others) and ready and self._is_message(line):
             self._said = text.strip()
@@ -235,8 +210,12 @@ class TracebackReader:
             return False, self.end()
         return indented, None
 
-    def _name(self, found: tuple[str, str, str], line: Line) -> tuple[bool, PrintedException | None]:
+    def _name(
+        self, found: tuple[str, str, str], line: Line, code: str
+    ) -> tuple[bool, PrintedException | None]:
         name, inner, message = found
+        if code and name == "AssertionError":  # as pytest says it, of an assertion that says nothing itself
+            message = message or code
         if message.startswith("ray::"):  # a task's own frames and exception follow, if they were not cut off
             self._wrapped += [name, f"{name.rpartition('.')[2]}({inner})", inner] if inner else [name]
             self._outer, self._frames = (self._frames, message), []
@@ -255,12 +234,14 @@ class TracebackReader:
 
     def _begin(self, line: Line) -> tuple[bool, PrintedException | None]:
         """Begin with a line that names an exception; its frames were cut off, or stood in another process."""
+        before = self._asserted
         done = self.end()
         found = _typed(line.text.strip())
         if found is None or (line.mild and not line.text.startswith(found[0])):
+            self._asserted = before if _MARKS.match(line.text) else asserted(line.text)
             return False, done
         self._at = line
-        return self._name(found, line)[0], done
+        return self._name(found, line, before)[0], done
 
     def _continues(self, line: Line) -> bool:
         if self._at is None or not line.text.strip() or len(self._message) >= MAX_MESSAGE_LINES:
@@ -308,20 +289,3 @@ def _named(text: str) -> tuple[str, str, str] | None:
     if found is None:
         return None
     return (found[1] or found[4], (found[2] or "").strip("()"), found[3] or "")
-
-
-def _from_code(code: str) -> tuple[str, str]:
-    """Return type and message of an exception whose last line was cut off, from the code that raised it."""
-    if code.startswith(("assert ", "assert(")):
-        return "AssertionError", ""
-    found = _RAISE.match(code)
-    if found is None or not (
-        found[2] or _WHOLE_NAME.search(found[1])
-    ):  # `raise Async`: cut off within the name
-        return "", ""
-    return found[1], found[3].strip("()\"' ") if found[2] == "(" else ""
-
-
-def _type_saying(message: str) -> str:
-    """Return the only type that says ``message``, if there is one."""
-    return next((name for name, form in _SAID_BY.items() if form.match(message)), "")

@@ -323,3 +323,37 @@ KeyError: 'id'
 """)
     assert [frame.function for frame in held.frames] == ["main", "row"]
     assert [frame.function for frame in printed.frames] == ["main", "row"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "(Runner pid=5)     assert a.b is not None\n(Runner pid=5) AssertionError",
+            "assert a.b is not None",
+        ),
+        ("  assert a == b\n  ^^^^^^\nAssertionError", "assert a == b"),
+        ("    assert a == b\nsomething else\nAssertionError", ""),
+        ("    assert a == b, text\nAssertionError: b is 3", "b is 3"),
+        ("    assert a == b\nValueError", ""),
+    ],
+)
+def test_an_assertion_whose_frame_was_cut_off_says_itself(text, message):
+    """The line of code above a bare AssertionError is all that is left of its place."""
+    assert _read(text)[-1].message == message
+
+
+def test_an_assertion_below_the_code_of_another_frame_is_not_that_frames():
+    """The frame keeps its own code; an assertion that has its frame needs no message."""
+    head = 'Traceback (most recent call last):\n  File "/app/a.py", line 9, in f\n'
+    (cut,) = _read(f"{head}    return g(*args)\n    assert x == 1\nAssertionError")
+    assert (cut.message, cut.frames[-1].code) == ("assert x == 1", "return g(*args)")
+    (whole,) = _read(f"{head}    assert x == 1\nAssertionError")
+    assert (whole.message, whole.frames[-1].code) == ("", "assert x == 1")
+
+
+def test_a_notebook_names_no_function_at_import():
+    """Its frame is that of the module."""
+    text = "KeyError     Traceback (most recent call last)\nFile ~/lib/site-packages/a.py:9\n----> 9 t[k]\n\nKeyError: 3"
+    (one,) = _read(text)
+    assert [(frame.line, frame.function, frame.code) for frame in one.frames] == [(9, "<module>", "t[k]")]
