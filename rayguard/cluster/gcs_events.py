@@ -244,6 +244,7 @@ def node_seen(node: str, row: Any) -> NodeSeen:
         node=node,
         alive=type(row).GcsNodeState.Name(row.state) == "ALIVE",
         at=time.time(),
+        ended_at=getattr(row, "end_time_ms", 0) / 1000,
         address=str(row.node_manager_address),
         expected=reason in ("EXPECTED_TERMINATION", "AUTOSCALER_DRAIN_IDLE", "AUTOSCALER_DRAIN_PREEMPTED"),
         preempted=reason == "AUTOSCALER_DRAIN_PREEMPTED",

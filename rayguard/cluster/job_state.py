@@ -64,6 +64,7 @@ class JobState:
     clock: JobClock
     policy: SupervisorPolicy = field(default_factory=SupervisorPolicy)
     restored: bool = False  # from the memory of an earlier process: what happened meanwhile is news
+    known_until: float = float("inf")  # when that process saved it
     table_read: bool = False
     actors: dict[str, Actor] = field(default_factory=dict)
     dead: int = 0

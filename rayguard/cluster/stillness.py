@@ -123,13 +123,14 @@ class Stillness:
 
     def _look_silent(self, worker: Worker, now: float, pause_s: float) -> None:
         process = worker.process
+        first = process not in self._calls  # by this life of the agent: nothing to compare with
         before = self._calls.get(process, Calls(moved_at=now))
         if pause_s:
             before = before.paused(pause_s)
         calls = self._calls[process] = before.after(_methods(self._home, process), worker.cpu_s, now)
         told = self._open.get((process, SILENT))
         if told is not None:
-            if calls.moved_at == now:
+            if calls.moved_at == now and not first:
                 self._over(process, SILENT, Outcome.RECOVERED)
             return
         found = calls.silent(now, self._silent_s)

@@ -66,11 +66,12 @@ class TableRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeen:
-    """A node that is there, or is gone: ``expected`` if it ended in order."""
+    """A node that is there, or is gone: ``expected`` if it ended in order, and when, if Ray says so."""
 
     node: str
     alive: bool
     at: float
+    ended_at: float = 0.0
     address: str = ""
     expected: bool = False
     preempted: bool = False

@@ -64,6 +64,7 @@ def restored(
         return state, {}
     state.restored = True
     state.clock = JobClock(**values["clock"])
+    state.known_until = state.clock.now
     state.restarts_known = {one: int(count) for one, count in values["restarts"].items()}
     for at in values["spent"]:
         state.spending.spend(at)

@@ -43,9 +43,9 @@ def _seen(state: JobState, event: NodeSeen) -> list[Action]:
         state.nodes.setdefault(node, event.address)
         state.gone.pop(node, None)
         return []
-    if node not in state.nodes:  # it was dead before anybody looked
-        return []
-    address = state.nodes.pop(node)
+    if node in state.gone or (node not in state.nodes and event.ended_at <= state.known_until):
+        return []  # it was dead before anybody looked
+    address = state.nodes.pop(node, event.address)
     state.gone[node] = event.at
     while len(state.gone) > _GONE_KEPT:
         state.gone.popitem(last=False)

@@ -133,6 +133,8 @@ class Rounds:
         async with self._saving:
             if self.state is None or self.state.over:  # what was kept of a job that is over is taken away
                 return
+            with harmless("supervisor"):  # what is kept as told is told: this process may end at any time
+                await asyncio.wait_for(self._written.join(), _HAND_S)
             began, self._save_s = time.monotonic(), _IDLE_SAVE_S  # an outage is not asked every other second
             self._saved_at, self._dirty, kept = began, False, False
             with harmless("supervisor"):

@@ -34,12 +34,19 @@ def test_a_call_that_never_ends_is_told_once_and_closed_when_it_ends_after_all(t
     ray.get([actor.turn.remote(0.1) for _ in range(SEEN)], timeout=WAIT_S)
     os.kill(ray.get(agent.hello.remote(), timeout=WAIT_S)["pid"], signal.SIGKILL)  # what it knew is no loss
     assert not [one for one in two_nodes.incidents(node) if one.pid == pid]
-    stands = actor.turn.remote(40.0)
+    stands = actor.turn.remote(50.0)
     (told,) = until(lambda: [one for one in two_nodes.incidents(node) if one.pid == pid])
     assert (told.kind, told.scope, told.outcome) == ("engine_hang", "process", Outcome.OPEN)
     assert "`Guarded.turn` is silent, far beyond its own pace" in told.cause
     assert any(line.startswith("turn (") and "mortals.py" in line for line in told.evidence)
     assert told.actor_id == actor._actor_id.hex()
+    before = ray.get(agent.hello.remote(), timeout=WAIT_S)["pid"]
+    os.kill(before, signal.SIGKILL)  # its next life takes the incident over
+    until(lambda: ray.get(agent.hello.remote(), timeout=WAIT_S)["pid"] != before)
+    ray.wait([stands], timeout=8.0)
+    assert [(one.id, one.outcome) for one in two_nodes.incidents(node) if one.pid == pid] == [
+        (told.id, Outcome.OPEN)
+    ]
     ray.get(stands, timeout=PATIENCE_S)
     closed = until(lambda: [one for one in two_nodes.incidents(node) if one.pid == pid and one.closed_at])
     assert [(one.id, one.outcome) for one in closed] == [(told.id, Outcome.RECOVERED)]

@@ -473,6 +473,23 @@ def test_what_happened_while_nobody_watched_is_news_to_the_next_process():
     assert state.budget_left < 1.0
 
 
+def test_a_node_that_came_and_went_while_nobody_watched_is_news_too():
+    """What died before the earlier process saved its state is not, and nothing is told twice."""
+    play = Play()
+    values = json.loads(json.dumps(saved(play.state, {})))
+    state, _ = restored(values, JOB, POLICY, 0.0)
+    until = state.known_until
+    assert until == play.state.clock.now
+    old = NodeSeen(node="old", alive=False, at=until + 9, ended_at=until - 1)
+    new = NodeSeen(node="new", alive=False, at=until + 9, ended_at=until + 1, address="10.0.0.9")
+    found = [action for event in (old, new, new) for action in handle(state, event)]
+    (told,) = {one.incident.id: one.incident for one in found if isinstance(one, WriteIncident)}.values()
+    assert (told.kind, told.node) == ("node_died", "new")
+    assert "10.0.0.9" in told.target
+    fresh, _ = restored({}, JOB, POLICY, 0.0)
+    assert handle(fresh, new) == []
+
+
 def test_the_same_thing_is_written_under_the_same_id():
     """Two supervisors, or two lives of one, write one incident."""
     first, second = Play(actors=1), Play(actors=1)

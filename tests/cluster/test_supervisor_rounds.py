@@ -112,6 +112,37 @@ def test_what_is_kept_is_asked_for_again_and_not_overwritten(table, monkeypatch)
     assert after._cursors == {HERE: "1:2"}
 
 
+def test_what_is_kept_as_told_is_written(table, monkeypatch):
+    """A supervisor that moves is killed right after it was saved."""
+    written, go_on = [], asyncio.Event()
+
+    async def hand(self, do, *arguments):
+        if do is hands.write:
+            await go_on.wait()
+            written.append(arguments[0])
+        else:
+            do(*arguments)
+
+    monkeypatch.setattr(Rounds, "_hand", hand)
+
+    async def play():
+        made = rounds()
+        writing = asyncio.ensure_future(made._writing())
+        made._written.put_nowait("an incident")
+        made.take(NodesDraining(deadlines={HERE: 0.0}, at=1.0))
+        await asyncio.sleep(0.05)
+        assert not table
+        assert not made._line.killed
+        go_on.set()
+        await done(made)
+        writing.cancel()
+        return made._line.killed
+
+    assert asyncio.run(play()) == [(ME, True)]
+    assert written == ["an incident"]
+    assert table
+
+
 def test_cursors_of_nodes_that_are_gone_are_forgotten(table):
     """Spot nodes come and go for weeks, and the table takes 256 KiB."""
 
