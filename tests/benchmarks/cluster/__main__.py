@@ -25,6 +25,7 @@ from tests.benchmarks.cluster.jobs import Job
 from tests.benchmarks.cluster.prometheus import Prometheus
 from tests.benchmarks.cluster.scrape import config
 from tests.benchmarks.cluster.stage import Stage, new_folder
+from tests.benchmarks.cluster.storm import kill_agent, kill_prometheus, kill_supervisor, storm
 
 NODES = 3
 _HERE = Path(__file__).parent
@@ -32,14 +33,18 @@ _RULES = [Path("deploy/prometheus") / name for name in ("rayguard.rules.yml", "r
 _ROOM_BYTES = 8 << 30  # what the job with a hunger may take before Ray's memory monitor ends it
 _STEPS = 400
 _QUIET_S = 20.0
+_SETTLED_S = 10.0
 _READY_S = 600.0
 _TARGETS_S = 90.0
 _FROZEN_S = 25.0
 _PANELS_S = 90.0
 _TELL_S = 60.0
 _UP_S = 180.0
+_STORM_S = 45.0
 _SCRAPES = 'quantile_over_time(0.95, scrape_duration_seconds{job="rayguard"}[5m])'
-_MISHAPS = ("raise", "exit", "eat")
+_MISHAPS = ("raise", "exit", "leak", "eat")
+_HANG_AT = 120
+_SILENT_S = 10.0
 
 
 @dataclass
@@ -63,8 +68,13 @@ def main() -> int:
     chosen = options.parse_args()
     folder = new_folder()
     say(f"in {folder}")
-    last = {"more": hungry(), "resources": {"large": 1}}
-    environment = {"RAYGUARD_AGENT_PORT": "0", "RAY_memory_monitor_refresh_ms": "0"}
+    # Nobody else on it: of those who can be started again Ray's monitor kills any before the one that eats.
+    last = {"more": hungry(), "num_cpus": 0, "resources": {"large": 1}}
+    environment = {
+        "RAYGUARD_AGENT_PORT": "0",
+        "RAYGUARD_AGENT_SILENT_S": str(_SILENT_S),
+        "RAY_memory_monitor_refresh_ms": "0",
+    }
     with Stage(folder, nodes=NODES, environment=environment, last_node=last) as stage:
         told = run(stage, folder, chosen.plots)
     if not chosen.keep:
@@ -99,6 +109,7 @@ def run(stage: Stage, folder: Path, plots: Path | None) -> dict[str, Any]:
         str(_HERE / "user_job.py"),
         [
             *("--address", stage.address, "--steps", str(_STEPS), "--leak-mib", "2"),
+            *("--hang-at", str(_HANG_AT)),
             *("--mishaps", *_MISHAPS, "--runtime-env", json.dumps({"rayguard": {}})),
         ],
         folder / "user",
@@ -127,12 +138,11 @@ def perform(course: Course, plots: Path | None) -> None:
     server, told = course.server, course.told
     say("the user's job works; the engines of the other one start")
     course.user.until("step", _READY_S, least=len(_MISHAPS) + 2)
-    course.struck += [
-        strikes.Strike("raised", ("batch_indivisible",)),
-        strikes.Strike("os._exit(7)", ("actor_died",)),
-        strikes.Strike("killed by Ray's memory monitor", ("host_oom",)),
-    ]
+    own_bugs(course)
     course.pool.until("ready", _READY_S)
+    verdict.incidents(course.stage, course.struck, _TELL_S)  # to tell of a death is work
+    threading.Event().wait(_SETTLED_S)  # as Prometheus has it
+    course.struck.append(strikes.Strike("hang", ("engine_hang",), course.actors.named("judge")))
     began, since = agents_cpu(server), time.monotonic()
     threading.Event().wait(_QUIET_S)
     told["agent_core_ratio"] = round((agents_cpu(server) - began) / (time.monotonic() - since) / NODES, 4)
@@ -149,6 +159,9 @@ def perform(course: Course, plots: Path | None) -> None:
         from tests.benchmarks.cluster.plots import draw
 
         draw(server, plots)
+    say(f"agents, supervisor and Prometheus are killed at random for {_STORM_S:.0f} s, and workers beside")
+    told |= storm(course.server, course.actors, course.user, course.struck, _STORM_S)
+    server.until(lambda: up(server) == NODES, _TARGETS_S, "an agent did not come back from the storm")
     say("a node is drained, and one is lost")
     lose_nodes(course)
     told |= verdict.incidents(course.stage, course.struck, _TELL_S)
@@ -157,14 +170,24 @@ def perform(course: Course, plots: Path | None) -> None:
     told["nodes"] = NODES
 
 
+def own_bugs(course: Course) -> None:
+    """Note what the user's job does to itself."""
+    kinds = {
+        "raise": ("batch_indivisible",),
+        "exit": ("actor_died",),
+        "leak": ("host_oom",),
+        "eat": ("host_oom",),
+    }
+    for name in _MISHAPS:
+        pid = int(course.user.until(name, _TELL_S))
+        course.struck.append(strikes.Strike(name, kinds[name], pid, foreseen=name in {"leak", "eat"}))
+
+
 def kill_ours(course: Course) -> None:
     """Kill an agent, a supervisor and Prometheus: the jobs must not notice."""
-    for name in ("NodeAgent", "Supervisor"):
-        rows = [row for row in course.actors.of_class(name) if row["State"] == "ALIVE"]
-        if rows:
-            strikes.kill_pid(rows[0]["Pid"])
-    course.server.kill()
-    course.server.start()
+    kill_agent(course.actors)
+    kill_supervisor(course.actors)
+    kill_prometheus(course.server)
 
 
 def lose_nodes(course: Course) -> None:
@@ -174,8 +197,8 @@ def lose_nodes(course: Course) -> None:
     assert cluster is not None
     lost = course.stage.add()
     course.server.until(lambda: up(course.server) == NODES + 1, _TARGETS_S, "a new node got no agent")
-    first, *_ = cluster.worker_nodes  # with actors of the jobs; the head and the one with the hunger stay
-    course.struck.append(strikes.drain(course.stage.address, first.node_id))
+    _, drained, *_ = course.stage.made  # with actors of the jobs; the head and the one with the hunger stay
+    course.struck.append(strikes.drain(course.stage.address, drained.node_id))
     course.struck.append(strikes.Strike("node lost", ("node_died",), 0, lost.node_id))
     cluster.remove_node(lost, allow_graceful=False)
     deadline = time.monotonic() + _TELL_S

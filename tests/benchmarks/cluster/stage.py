@@ -24,6 +24,7 @@ _FAST_HEALTH = {
     "health_check_failure_threshold": 4,
 }
 _STORE_BYTES = 200 << 20
+_CPUS = 5  # as Ray counts them: room for the jobs on two nodes, and on one when the other is drained
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Stage:
     environment: dict[str, str] = field(default_factory=dict)  # of every node
     last_node: dict[str, Any] = field(default_factory=dict)  # how `add` makes it
     homes: list[Path] = field(default_factory=list)
+    made: list[Any] = field(default_factory=list)  # its nodes, in the order of their homes
     cluster: Cluster | None = None
 
     @property
@@ -69,13 +71,14 @@ class Stage:
         home = self.folder / f"node{len(self.homes)}"
         home.mkdir(mode=0o700, parents=True)
         self.homes.append(home)
-        return self.cluster.add_node(
-            num_cpus=2,
+        node = self.cluster.add_node(
             object_store_memory=_STORE_BYTES,
             include_dashboard=False,
             env_vars=self.node_environment(home, more),
-            **options,
+            **{"num_cpus": _CPUS, **options},
         )
+        self.made.append(node)
+        return node
 
     def node_environment(self, home: Path, more: dict[str, str] | None = None) -> dict[str, str]:
         """Return what the owner of a cluster sets where a node is started."""

@@ -20,12 +20,16 @@ _NOTICE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """One fault. ``pid`` is the process it hit, or 0; ``kinds`` are the right names for it."""
+    """One fault. ``pid`` is the process it hit, or 0; ``kinds`` are the right names for it.
+
+    ``foreseen``: it is told while it comes, and once more when it is there.
+    """
 
     name: str
     kinds: tuple[str, ...]
     pid: int = 0
     node: str = ""
+    foreseen: bool = False
 
 
 class Actors:

@@ -11,14 +11,16 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from typing import Any
 
 import numpy as np
 import ray
 
-MISHAPS = ("exit", "raise", "eat", "leak")
+MISHAPS = ("exit", "raise", "leak", "eat")
 _STEP_S = 0.5
+_LEAK_MIB = 256
 
 
 @ray.remote(max_restarts=4, max_task_retries=4)
@@ -49,8 +51,32 @@ class Trainer:
 
 
 @ray.remote(max_restarts=0)
+class Judge:
+    """Looks at each step, until it waits for a lock that nobody gives back."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def look(self, step: int, hang_at: int) -> None:
+        self.lock.acquire()
+        time.sleep(_STEP_S / 5)  # noqa: TID251 - what a user writes
+        if step != hang_at:
+            self.lock.release()
+
+
+@ray.remote(max_restarts=0)
 class Fragile:
     """Has a bug of each kind."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def leak(self) -> None:
+        self.kept.append(np.ones(_LEAK_MIB << 17))
+        time.sleep(_STEP_S)  # noqa: TID251 - what a user writes
 
     def exit(self) -> None:
         os._exit(7)
@@ -76,17 +102,21 @@ def main() -> int:
     options.add_argument("--steps", type=int, default=60)
     options.add_argument("--engines", type=int, default=3)
     options.add_argument("--leak-mib", type=int, default=0)
+    options.add_argument("--hang-at", type=int, default=0, help="the step at which the judge hangs")
     options.add_argument("--mishaps", nargs="*", choices=MISHAPS, default=())
     options.add_argument("--runtime-env", type=json.loads, default={})
     chosen = options.parse_args()
     ray.init(address=chosen.address, runtime_env=chosen.runtime_env, log_to_driver=False)
     rollouts = [Rollout.options(name=f"rollout-{n}").remote(n) for n in range(chosen.engines)]
     trainer = Trainer.options(name="trainer").remote(chosen.leak_mib)
+    judge = Judge.options(name="judge", num_cpus=0).remote()
     done = 0
     for step in range(chosen.steps):
         refs = [rollout.generate.remote(step, _STEP_S) for rollout in rollouts]
         rewards = ray.get([score.remote(ref) for ref in refs])
         loss = ray.get(trainer.update.remote(refs, rewards))
+        if not chosen.hang_at or step <= chosen.hang_at + 1:  # the call after the hang waits for ever
+            judge.look.remote(step, chosen.hang_at)
         if step < len(chosen.mishaps):
             mishap(chosen.mishaps[step])
         done += 1
@@ -98,10 +128,13 @@ def main() -> int:
 
 def mishap(name: str) -> None:
     """Let one bug happen, and go on without it."""
-    fragile = Fragile.options(resources={"large": 0.01} if name == "eat" else None).remote()
-    call = getattr(fragile, {"raise": "raise_"}.get(name, name))
+    hungry = name in {"eat", "leak"}
+    fragile = Fragile.options(num_cpus=0, resources={"large": 0.01} if hungry else None).remote()
     with contextlib.suppress(ray.exceptions.RayError, ValueError):
-        ray.get(call.remote(), timeout=60)
+        print(json.dumps({name: ray.get(fragile.pid.remote(), timeout=60)}), flush=True)
+        call = getattr(fragile, {"raise": "raise_"}.get(name, name))
+        while True:
+            ray.get(call.remote(), timeout=60)
     ray.kill(fragile)
 
 

@@ -15,6 +15,7 @@ from rayguard.recovery.journal import Journal
 from tests.deploy import checks
 
 if TYPE_CHECKING:
+    from rayguard.cluster.stories import Story
     from rayguard.recovery.incident import Incident
     from tests.benchmarks.cluster.prometheus import Prometheus
     from tests.benchmarks.cluster.stage import Stage
@@ -34,6 +35,7 @@ def good(told: dict[str, Any]) -> bool:
         and told["alerts"] == told["alerts_tested"] >= 8
         and told["alerts_fired_live"] >= 3
         and not told["faults_untold"]
+        and not told["faults_misjoined"]
         and not told["manifests_refused"]
         and not told["left_behind"]
     )
@@ -90,6 +92,7 @@ def incidents(stage: Stage, struck: list[Strike], limit_s: float) -> dict[str, A
         "plugin_incidents": len(struck) - len(untold),
         "faults": len(struck),
         "faults_untold": untold,
+        "faults_misjoined": [problem for strike in struck if (problem := _misjoined(strike, found, stories))],
         "incidents": len(found),
         "stories": len(stories),
     }
@@ -101,13 +104,28 @@ def journal(stage: Stage) -> list[Incident]:
 
 
 def _problem(strike: Strike, found: list[Incident]) -> str:
-    of_it = [one for one in found if strike.pid in {0, one.pid} and strike.node in {"", one.node}]
+    of_it = _of(strike, found)
     right = [one for one in of_it if one.kind in strike.kinds]
     if len(right) == 1 and (not strike.pid or len(of_it) == 1):
+        return ""
+    if right and strike.foreseen and len(right) == len(of_it):  # it was told before its end, and at its end
         return ""
     if right and not strike.pid:  # other faults have incidents of this kind, too
         return ""
     return f"{strike.name}: {[(one.kind, one.signature, one.target) for one in of_it]}"
+
+
+def _of(strike: Strike, found: list[Incident]) -> list[Incident]:
+    return [one for one in found if strike.pid in {0, one.pid} and strike.node in {"", one.node}]
+
+
+def _misjoined(strike: Strike, found: list[Incident], stories: list[Story]) -> str:
+    """Say how the fault's story is wrong: there must be one, and it must be called as the fault is."""
+    ids = {one.id for one in _of(strike, found) if one.kind in strike.kinds}
+    of_it = [story for story in stories if ids & set(story.incidents)]
+    if len(of_it) == 1 and of_it[0].kind in strike.kinds:
+        return ""
+    return f"{strike.name}: {[(one.kind, one.signature, one.target, len(one.incidents)) for one in of_it]}"
 
 
 def manifests() -> dict[str, Any]:
