@@ -56,7 +56,7 @@ class Settings(BaseSettings):
     home: Annotated[Path, BeforeValidator(_absolute)] = Field(default_factory=default_home)
     metrics_port: Annotated[int | None, BeforeValidator(_port_or_off)] = Field(default=None, ge=0, le=65_535)
     metrics_address: str = Field(default="127.0.0.1", min_length=1)
-    # Of the node's endpoint; a file, since each worker inherits the environment.
+    # Of the node's endpoint and of processes' own; a file, since each worker inherits the environment.
     metrics_token_file: Annotated[Path | None, BeforeValidator(_absolute)] = None
     agent_port: int = Field(default=0, ge=0, le=65_535)
     agent_idle_s: float = Field(default=0.0, ge=0.0)  # after which it leaves an idle node; 0: it stays
