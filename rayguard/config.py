@@ -70,6 +70,11 @@ class Settings(BaseSettings):
         """The user's own catalog files (``RAYGUARD_CATALOG=one.yaml:two.yaml``), the last one asked first."""
         return tuple(Path(path) for path in self.catalog.split(os.pathsep) if path)
 
+    def metrics_token(self) -> str | None:
+        """Return what the file of the token says, None without one. Raises ``OSError``: it cannot be read."""
+        file = self.metrics_token_file
+        return None if file is None else file.read_text(encoding="utf-8").strip()
+
     def __init__(self, **arguments: Any) -> None:
         """Take ``arguments`` first; pydantic's report becomes one sentence for each mistake."""
         try:

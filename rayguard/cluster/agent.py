@@ -145,7 +145,7 @@ class NodeAgent:
                 [self._numbers],
                 address=said.metrics_address,
                 port=said.agent_port,
-                token=_token(said),
+                token=said.metrics_token(),
                 targets=self._peers.targets,
             )
         self._deaths.news = lambda: self._rounds.kick("deaths")
@@ -250,12 +250,6 @@ class NodeAgent:
             self._peers.forget()
         with harmless("agent"):
             agent_marker.forget(self._home, self._node_id)
-
-
-def _token(said: Settings) -> str | None:
-    """Return the endpoint's token. Raises ``OSError``: without the one that was asked for, none serves."""
-    file = said.metrics_token_file
-    return None if file is None else file.read_text(encoding="utf-8").strip()
 
 
 def _recording(path: Path, since: float) -> dict[str, Any] | None:

@@ -101,8 +101,7 @@ def serve_as_configured() -> Exporter | None:
     settings = Settings()
     if settings.metrics_port is None:
         return None
-    file = settings.metrics_token_file
-    bearer = Bearer(None if file is None else file.read_text(encoding="utf-8").strip())
+    bearer = Bearer(settings.metrics_token())
     return _serve(settings.metrics_port, settings.metrics_address, TALLY, None, bearer, any_free_port=True)
 
 

@@ -22,6 +22,7 @@ def show(core: PoolCore) -> None:
         from rayguard.metrics.exporter import serve_as_configured  # noqa: PLC0415 - loads Prometheus
 
         serve_as_configured()
+    with harmless("numbers"):
         presence.show_numbers(Incarnation.of_owner(), "RolloutPool", if_read=True)
 
 
