@@ -34,6 +34,7 @@ _SOURCE_CODE = re.compile(
     r"|(?:assert |return )?isinstance\()"
 )
 _NATIVE_CHECK = "Check failed"
+_NATIVE_EXCEPTION = ("Unhandled exception: ", "Unhandled unknown exception")  # of std::terminate, in ray/util
 _ENGINE = re.compile(r"EngineCore|\bengine_core\b")
 _WORKER = re.compile(
     r"VllmWorker|Worker_(?:TP|DP|PP)|WorkerProc|RayWorkerWrapper|RayWorkerVllm|multiproc_worker|ModelRunner"
@@ -129,6 +130,8 @@ def of_line(line: Line) -> Witness:
     said = clean(line.text, MAX_TEXT_CHARS)
     if _NATIVE_CHECK in said and ".cc:" in line.source:  # whose invariant it was, its file says
         said = f"{line.source}: {said.strip()}"
+    if said.startswith(_NATIVE_EXCEPTION) and line.source.startswith("logging.cc:"):
+        said = f"({line.process}) {said.strip()}"
     text = without_boilerplate(said)
     named = [] if _SOURCE_CODE.match(text) else _NAMES.findall(text)[:8]
     names = frozenset().union(*(names_of(name) for name in named))

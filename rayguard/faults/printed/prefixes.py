@@ -38,6 +38,8 @@ _FORMS = (
     r"(?P<who>[\w.\-]{1,60}?)\s{1,20}\| (?=Traceback|  File|\[|[A-Z]{4,8}[ :]|\d{4}-)",
     # containerd as in "2026-01-01T00:00:00.1Z stderr F "
     rf"{_STAMP} (?:\d{{1,9}} )?(?P<source>stdout|stderr)(?: [FP]|:) ",
+    # a launcher that names the stream as in "bench.node001.gpu0 [stderr] "
+    r"(?P<who>[\w.:\-]{1,60}) \[(?P<source>stdout|stderr)\](?: |$)",
     # a service and its instance
     r"(?P<who>\[[A-Za-z][\w.\-]{1,40} [\w.\-]{1,40}\]): (?=\d{4}-)",
     # SGLang as in "[2025-01-01 00:00:00 TP0] "
@@ -46,7 +48,7 @@ _FORMS = (
     # Ray's C++: "[2022-02-07 04:22:10,942 E 1260 1260] (raylet) file.cc:12: "
     (
         rf"\[{_STAMP} (?P<level>[DIWECF])(?P<who> \d{{1,9}} \d{{1,9}})\]\s?"
-        rf"(?:\((?P<role>[\w ]{{1,40}})\) )?(?P<source>{_SOURCE}:)?\s?"
+        rf"(?:\((?P<role>[\w .\-]{{1,40}})\) )?(?P<source>{_SOURCE}:)?\s?"
     ),
     # glog and torch: "[E419 10:44:01.858 ProcessGroupNCCL.cpp:616] ", "W1120 18:23:53.2 1234 utils.cpp:68] "
     (
@@ -96,7 +98,8 @@ _STARTS = frozenset('[("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789hginwdc')
 
 def prefix(text: str) -> re.Match[str] | None:
     """Return the match of a known prefix at the start of ``text``."""
-    if text[:1] not in _STARTS and " | " not in text[:_WIDEST_NAME]:
+    head = text[:_WIDEST_NAME]
+    if text[:1] not in _STARTS and " | " not in head and " [std" not in head:
         return None
     return next((found for found in (form.match(text) for form in _forms()) if found is not None), None)
 

@@ -30,6 +30,13 @@ FORMS = {
         "ERROR",
         "gone",
     ),
+    "[2024-11-29 18:44:18,452 E 26180 25180] (raylet.exe) logging.cc:108: gone": (
+        "26180 25180 raylet.exe",
+        "logging.cc:108",
+        "ERROR",
+        "gone",
+    ),
+    "bench-1.node001.gpu0 [stderr] [rank11]:   File": ("bench-1.node001.gpu0 rank11", "stderr", "", "  File"),
     "2023-10-26 18:20:07 | ERROR | stderr |   File": ("", "stderr", "ERROR", "  File"),
     "2023-10-27 10:10:44,120\tERROR worker.py:405 -- Unhandled": ("", "worker.py:405", "ERROR", "Unhandled"),
     "INFO 02-07 04:22:10 logger.py:12] Received": ("", "logger.py:12", "INFO", "Received"),
