@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,9 @@ def test_every_file_says_what_it_is_for_and_stays_readable(path):
     source = path.read_text()
     assert ast.get_docstring(ast.parse(source)), f"{path} has no docstring"
     assert source.count("\n") <= 330, f"{path} is too long: has it one subject?"
+
+
+def test_test_modules_have_names_of_their_own():
+    """Pytest imports them by their bare names: of two alike the second cannot be collected."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

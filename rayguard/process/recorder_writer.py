@@ -2,9 +2,8 @@
 
 ``<home>/flight/flight-<boot>-<pid>-<started>.ring``, 256 KiB that are allocated before the first store. Which
 method runs stands in live words, stored at each call; memory, calls a second, steps and garbage collections
-are records in rings. Every thread writes without a lock, also from within a garbage collection. What the
-bytes mean is ``recorder_layout``, what a reader makes of them ``recording``. The one recorder of this process
-is ``recorder``.
+are records in rings. Every thread writes without a lock, also in a garbage collection. What the bytes mean is
+``recorder_layout``, what a reader makes of them ``recording``; the one of this process is ``recorder``.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ class FlightRecorder:
         self._at: dict[tuple[str, str], int] = {}
         self._begun: dict[int, Any] = {}
         self._ended: dict[int, Any] = {}
-        self._due_ns: dict[int, int] = {}
-        self._longest: dict[int, int] = {}
+        self._due_ns, self._longest = dict[int, int](), dict[int, int]()
         self._meeting = threading.RLock()  # of a signal handler too
         self.node_ratio = 0.0
         self._fed_ns = _LONG_AGO

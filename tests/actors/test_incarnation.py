@@ -6,11 +6,12 @@ import time
 
 import pytest
 
-from rayguard.actors import incarnation, records, restart
+from rayguard.actors import boundary, incarnation, records, restart
 from rayguard.actors.guard import guard
 from rayguard.actors.incarnation import ActorMemory, Incarnation, PastDeath
 from rayguard.errors import GaveUpError
 from rayguard.faults.fault import Role
+from rayguard.process import recorder
 from rayguard.recovery.budget import RestartBudget
 from rayguard.recovery.incident import Incident, Outcome, incident_of
 from rayguard.recovery.policy import GuardPolicy
@@ -38,6 +39,16 @@ class FakeTable:
         assert not by_prefix
         assert timeout
         self.rows.pop((namespace, key), None)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_running(monkeypatch):
+    """A life that began here would be watched and recorded for as long as there are tests."""
+    monkeypatch.setattr(boundary, "watch", None)
+    yield
+    recorder.stop()
+    if boundary.watch is not None:
+        boundary.watch.close()
 
 
 @pytest.fixture
