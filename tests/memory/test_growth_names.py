@@ -14,12 +14,6 @@ GLOBAL = {"deep": {"deeper": []}}
 LOCAL = threading.local()
 
 
-@pytest.fixture(autouse=True)
-def _without_haste(monkeypatch):
-    """The heap is full of tests."""
-    monkeypatch.setitem(way_to.__kwdefaults__, "deadline_s", 60.0)
-
-
 class Trainer:
     shared = []  # noqa: RUF012 - a leak's usual place
 

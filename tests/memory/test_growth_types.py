@@ -34,7 +34,7 @@ class Node:
 
 def census(step, *, passes=4, **kwargs):
     """Pass over the heap after each of some steps; return what was found."""
-    taken = Census(share=ALWAYS, **{"deadline_s": 60.0, **kwargs})
+    taken = Census(share=ALWAYS, **kwargs)
     for number in range(passes):
         step(number)
         assert taken.look(number, last=number == passes - 1)
@@ -108,7 +108,7 @@ def test_objects_that_hold_each_other_are_told_by_their_type():
 def test_nothing_is_kept_alive():
     """What the user drops is gone at once, in the middle of a census and after it."""
     trainer, refs = Holder([]), []
-    taken = Census(share=ALWAYS, deadline_s=60.0)
+    taken = Census(share=ALWAYS)
     gc.collect()
     gc.disable()
     try:
@@ -147,7 +147,7 @@ def test_a_failure_keeps_nothing_alive_either(monkeypatch):
 def test_a_twentieth_of_the_time_is_the_most():
     """The next pass comes no sooner than twenty times what the last one took."""
     now, cpu = [100.0], itertools.count(0.0, 0.01)
-    taken = Census(clock=lambda: now[0], cpu=lambda: next(cpu), deadline_s=60.0)
+    taken = Census(clock=lambda: now[0], cpu=lambda: next(cpu))
     assert taken.look(0)
     took = taken.took_s
     now[0] += took * 19
