@@ -1,4 +1,4 @@
-"""The type of an exception whose last line was cut off, from the code that raised it or from its words."""
+"""What a cut off exception was, or said: from the code that raised it, or from its words."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ ENDINGS = (
 _RAISE = re.compile(
     r"^raise ((?:\w{1,80}\.){0,8}_{0,2}[A-Z]\w{0,160})\b(?!\.)(\(| from )?(.{0,400})"
 )  # a class, not `raise value`
+_FORMATTED = re.compile(r"['\"] ?(?:\.format\(|%|\+|,)")  # after the literal
 _WHOLE_NAME = re.compile(rf"{ENDINGS}$")
 # What Python itself says with one type only: it names the type where that was cut off.
 _SAID_BY = {
@@ -46,6 +47,13 @@ def from_code(code: str) -> tuple[str, str]:
     ):  # `raise Async`: cut off within the name
         return "", ""
     return found[1], found[3].strip("()\"' ") if found[2] == "(" else ""
+
+
+def completed(name: str, message: str, code: str) -> str:
+    """Return ``message`` of a ``name`` as the code that raised it has it, where the text ends within it."""
+    raised, whole = from_code(code)
+    same = bool(message) and raised.rpartition(".")[2] == name.rpartition(".")[2]
+    return _FORMATTED.split(whole)[0] if same and whole.startswith(message) else message
 
 
 def type_saying(message: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from rayguard.faults.frame import Frame
 from rayguard.faults.printed.frames import boxed_frame_in, frame_in
-from rayguard.faults.printed.guess import ENDINGS, asserted, from_code, type_saying
+from rayguard.faults.printed.guess import ENDINGS, asserted, completed, from_code, type_saying
 from rayguard.faults.printed.line import Line, peel
 
 MAX_TEXT_CHARS = 32_000  # of a text within an exception: the end is what counts
@@ -127,6 +127,9 @@ class TracebackReader:
         if self._at is not None and not self._ignored and (self._type or self._frames or self._wrapped):
             if not self._type:
                 self._guess_type()
+            elif len(self._message) < 2 and self._frames:  # noqa: PLR2004 - a message of one line
+                said = completed(self._type, "".join(self._message), self._frames[-1].code)
+                self._message = [said] if said else []
             done = PrintedException(
                 type_name=self._type,
                 message="\n".join(self._message)[:MAX_MESSAGE_CHARS],

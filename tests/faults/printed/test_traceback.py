@@ -352,6 +352,21 @@ def test_an_assertion_below_the_code_of_another_frame_is_not_that_frames():
     assert (whole.message, whole.frames[-1].code) == ("", "assert x == 1")
 
 
+@pytest.mark.parametrize(
+    ("raised", "printed", "message"),
+    [
+        ("raise RuntimeError('worker {} is gone'.format(n))", "RuntimeError: worke", "worker {} is gone"),
+        ("raise RuntimeError('worker is gone')", "RuntimeError: worker 3 is gone", "worker 3 is gone"),
+        ("raise RuntimeError(text)", "RuntimeError", ""),
+        ("raise ValueError('worker is gone')", "RuntimeError: worke", "worke"),
+    ],
+)
+def test_a_message_in_which_the_text_ends_is_that_of_the_code(raised, printed, message):
+    """Only where it is the beginning of what the code says."""
+    (one,) = _read(f'  File "/app/a.py", line 9, in f\n    {raised}\n{printed}')
+    assert one.message == message
+
+
 def test_a_notebook_names_no_function_at_import():
     """Its frame is that of the module."""
     text = "KeyError     Traceback (most recent call last)\nFile ~/lib/site-packages/a.py:9\n----> 9 t[k]\n\nKeyError: 3"
