@@ -66,7 +66,7 @@ _FORMS = (
     # loguru as in "2023-10-26 18:20:07 | ERROR | stderr | ", Ray as in "... ERROR worker.py:405 -- "
     rf"{_STAMP}\s{{1,4}}\|\s?(?P<level>{_LEVEL})\s{{0,8}}\|\s?(?P<source>[\w.:<>\- ]{{1,80}}?)\s(?:\||-)\s?",
     (
-        rf"{_STAMP}\s{{1,4}}(?:-\s)?(?:(?P<source>[\w.]{{1,80}})\s-\s)?(?P<level>{_LEVEL})\s{{1,8}}"
+        rf"{_STAMP}\s{{1,4}}(?:-\s)?(?:(?P<source>[\w.]{{1,80}})\s-\s)?(?P<level>{_LEVEL}):?\s{{1,8}}"
         rf"(?P<source2>{_SOURCE})?(?:\s?(?:--|-|:)\s)?"
     ),
     rf"{_STAMP}\s{{1,4}}(?P<source>[A-Za-z][\w.]{{1,60}})\s(?P<level>{_LEVEL}):\s",
@@ -88,7 +88,7 @@ _FORMS = (
     r"\[\s{0,8}\d{1,9}\.\d{6}\](?:\[\s?[TC]\d{1,9}\])?\s?",
     rf"(?P<level>{_LEVEL}):(?P<source>[\w.]{{1,80}}):",
     rf"\[(?P<level>{_LEVEL})\]:?\s",
-    rf"(?P<level>{_LEVEL}):?\s(?=\s{{0,8}}(?:File \"|Traceback))",
+    rf"(?P<level>{_LEVEL}):?\s(?=\s{{0,8}}(?:File \"|Traceback|[A-Z]\w{{0,60}}(?:Error|Exception): ))",
     rf"(?P<level>{_LEVEL})[ :]{{1,4}}{_STAMP}\s",
     rf"{_STAMP}(?:\s-)?\s",
 )

@@ -32,6 +32,8 @@ _DEBUGGER = re.compile(rf"^(?:Exception has occurred|发生异常): ({_NAME})")
 # The line of code that rich and typer, or a notebook, mark below a frame.
 _BOXED_CODE = re.compile(r"^❱\s{0,4}\d{1,9}\s{0,4}[│|]?\s{0,80}(.{0,400})$")
 _CELL_CODE = re.compile(r"^-{2,5}> (\d{1,9}) (.{0,400})$")
+# A frame of a dump (faulthandler, SIGABRT): no exception ends it, whatever comes below.
+_DUMPED = re.compile(r'^ {0,4}File "[^"]{1,400}", line \d{1,9} in ')
 # Two processes wrote at once: "AssertionError  File "/a.py", line 1, in f", and later ": what it says".
 _RUN_IN = re.compile(rf'^({_NAME}{ENDINGS}):?\s{{2,8}}(?=File "[^"]{{1,400}}", line \d)')
 _MARKS = re.compile(  # carets, what was left out, a notebook's lines round the one that raised
@@ -112,6 +114,8 @@ class TracebackReader:
         frame = frame_in(text if run_in is None else text[run_in.end() :])
         below = bool(self._type) and not self._frames and ".py, " in text  # its frames, the innermost first
         if frame is not None and not below:
+            if not self._open and _DUMPED.match(text):
+                self._ignored = True  # its head was cut off
             return True, self._add_frame(frame, line, "" if run_in is None else run_in[1])
         if self._open:
             return self._within(line)

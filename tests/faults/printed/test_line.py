@@ -48,6 +48,8 @@ FORMS = {
         "  File",
     ),
     "[2025-03-01 10:00:00 TP3] Scheduler hit": ("TP3", "", "", "Scheduler hit"),
+    "2025-05-11 15:32:43.929 ERROR:    KeyError: 'x'": ("", "", "ERROR", "KeyError: 'x'"),
+    "ERROR:    AttributeError: no": ("", "", "ERROR", "   AttributeError: no"),
     "WARNING:root:careful": ("", "root", "WARNING", "careful"),
     '"2025-08-07T21:02:33+08:00"   File': ("", "", "", "  File"),
     "20260320-11:20:06.245 Launcher ERROR: gone": ("", "Launcher", "ERROR", "gone"),

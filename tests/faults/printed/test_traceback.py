@@ -367,6 +367,14 @@ def test_a_message_in_which_the_text_ends_is_that_of_the_code(raised, printed, m
     assert one.message == message
 
 
+def test_a_dump_whose_head_was_cut_off_is_no_exception():
+    """Faulthandler writes no comma before "in"; a traceback below it is one."""
+    dump = '  File "/app/a.py", line 9 in f\n  File "/app/b.py", line 3 in <module>\n'
+    assert _read(dump) == []
+    (one,) = _read(f'{dump}Traceback (most recent call last):\n  File "/app/c.py", line 1, in g\nKeyError: 3')
+    assert [frame.file for frame in one.frames] == ["/app/c.py"]
+
+
 def test_a_notebook_names_no_function_at_import():
     """Its frame is that of the module."""
     text = "KeyError     Traceback (most recent call last)\nFile ~/lib/site-packages/a.py:9\n----> 9 t[k]\n\nKeyError: 3"
