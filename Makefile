@@ -33,7 +33,7 @@ demo: setup ## Run the main job with faults on purpose (REPORT=path for JSON, GU
 	@$(RUN) $(BIN)/python -m examples.grpo
 
 test: setup lint ## Run every check and test that needs no GPU (JOBS=2 files at a time)
-	@$(RUN) $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
+	@$(RUN) $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: setup ## Run ruff, mypy, pyright on the public API, and the import rules
 	@$(BIN)/ruff format --check --quiet .

@@ -1,14 +1,44 @@
-"""In which order the tests run."""
+"""In which order the tests run, and where their engines leave the sockets that vLLM never removes."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
+import pytest
+
+_SOCKETS = "VLLM_RPC_BASE_PATH"
+
+HERE = Path(__file__).parent
 # They look at this process's whole heap within budgets of time that are meant for a worker's heap: before the
 # tests of engines have loaded vLLM and thousands of signatures into it.
-_FIRST = {Path(__file__).parent / name for name in ("memory", "objects", "process")}
+_FIRST = {HERE / name for name in ("memory", "objects", "process")}
+_LONGEST = {HERE / "trials"}  # one test of minutes: begun last, it would leave the other cores idle
 
 
 def pytest_collection_modifyitems(items):
-    """Put the tests of the heap first; all others keep their order."""
+    """Put the longest test and those of the heap first; all others keep their order."""
+    items.sort(key=lambda item: not _LONGEST & set(item.path.parents))
     items.sort(key=lambda item: not _FIRST & set(item.path.parents))
+
+
+def pytest_configure(config):
+    """Give the engines of the whole run a folder of their own: each leaves seven files in /tmp otherwise."""
+    if _SOCKETS not in os.environ:  # with several processes the first makes it for all
+        config.sockets = os.environ[_SOCKETS] = tempfile.mkdtemp(prefix="rg-")  # short: such paths end at 107
+
+
+def pytest_unconfigure(config):
+    """Remove it, by whoever made it."""
+    if hasattr(config, "sockets"):
+        del os.environ[_SOCKETS]
+        shutil.rmtree(config.sockets, ignore_errors=True)
+
+
+@pytest.fixture
+def short_path():
+    """A folder for sockets: with several test processes ``tmp_path`` is too long for their paths."""
+    with tempfile.TemporaryDirectory(prefix="rg-", dir="/tmp") as name:
+        yield Path(name)

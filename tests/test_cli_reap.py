@@ -38,10 +38,10 @@ def home(tmp_path):
 
 
 @pytest.fixture
-def left(home, tmp_path):
+def left(home, short_path):
     """A dead socket that goes, and one that a living process listens to."""
     dead, users = dead_process(), dead_process()
-    paths = [tmp_path / str(uuid.uuid4()) for _ in range(2)]
+    paths = [short_path / str(uuid.uuid4()) for _ in range(2)]
     servers = [socket.socket(socket.AF_UNIX) for _ in paths]
     for path, server in zip(paths, servers, strict=True):
         server.bind(str(path))
