@@ -7,8 +7,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import pytest
-
 _SOCKETS = "VLLM_RPC_BASE_PATH"
 
 HERE = Path(__file__).parent
@@ -20,8 +18,7 @@ _LONGEST = {HERE / "trials"}  # one test of minutes: begun last, it would leave 
 
 def pytest_collection_modifyitems(items):
     """Put the longest test and those of the heap first; all others keep their order."""
-    items.sort(key=lambda item: not _LONGEST & set(item.path.parents))
-    items.sort(key=lambda item: not _FIRST & set(item.path.parents))
+    items.sort(key=lambda item: [not first & set(item.path.parents) for first in (_FIRST, _LONGEST)])
 
 
 def pytest_configure(config):
@@ -35,10 +32,3 @@ def pytest_unconfigure(config):
     if hasattr(config, "sockets"):
         del os.environ[_SOCKETS]
         shutil.rmtree(config.sockets, ignore_errors=True)
-
-
-@pytest.fixture
-def short_path():
-    """A folder for sockets: with several test processes ``tmp_path`` is too long for their paths."""
-    with tempfile.TemporaryDirectory(prefix="rg-", dir="/tmp") as name:
-        yield Path(name)

@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -38,10 +39,17 @@ def home(tmp_path):
 
 
 @pytest.fixture
-def left(home, short_path):
+def room():
+    """For sockets: where several processes test, ``tmp_path`` is too long for their paths."""
+    with tempfile.TemporaryDirectory(prefix="rg-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def left(home, room):
     """A dead socket that goes, and one that a living process listens to."""
     dead, users = dead_process(), dead_process()
-    paths = [short_path / str(uuid.uuid4()) for _ in range(2)]
+    paths = [room / str(uuid.uuid4()) for _ in range(2)]
     servers = [socket.socket(socket.AF_UNIX) for _ in paths]
     for path, server in zip(paths, servers, strict=True):
         server.bind(str(path))

@@ -30,10 +30,19 @@ def cluster(tmp_path_factory):
             ray.shutdown()
 
 
+@pytest.fixture(autouse=True)
+def _without_haste(monkeypatch):
+    """The heap is full of tests."""
+    from rayguard.objects import heap, holders
+
+    monkeypatch.setitem(heap.search.__kwdefaults__, "deadline_s", 120.0)
+    monkeypatch.setattr(holders.name_holders, "__defaults__", (120.0,))
+
+
 @pytest.fixture
 def fresh(cluster, monkeypatch):
-    """The cluster, with nothing known of what tests before made; no haste in a heap full of tests, and no pause."""
-    from rayguard.objects import heap, holders, reaper
+    """The cluster, with nothing known of what tests before made, and no pause between two searches."""
+    from rayguard.objects import reaper
     from rayguard.objects.holdings import HOLDINGS
     from rayguard.objects.ledger import Ledger
 
@@ -41,8 +50,6 @@ def fresh(cluster, monkeypatch):
     HOLDINGS.step, HOLDINGS.ended_step = 0, -1
     HOLDINGS.tracking = False
     monkeypatch.setattr(reaper, "_SHARE", 1e9)
-    monkeypatch.setitem(heap.search.__kwdefaults__, "deadline_s", 120.0)
-    monkeypatch.setattr(holders.name_holders, "__defaults__", (120.0,))
     errors = HOLDINGS.totals.errors.copy()
     yield cluster
     HOLDINGS.tracking = False

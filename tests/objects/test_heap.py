@@ -15,12 +15,6 @@ from rayguard.objects.heap import SlowHeapError, search
 from rayguard.objects.proof import Grip
 
 
-@pytest.fixture(autouse=True)
-def _without_haste(monkeypatch):
-    """The heap is full of tests."""
-    monkeypatch.setitem(search.__kwdefaults__, "deadline_s", 120.0)
-
-
 class Ref:
     """Equal by what it names, as an ObjectRef is."""
 

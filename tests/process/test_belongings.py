@@ -39,13 +39,13 @@ time.sleep(600)
 
 
 @pytest.fixture
-def engine(cage, tmp_path, short_path, monkeypatch):
+def engine(cage, tmp_path, monkeypatch):
     """A process with a segment, a lock, a socket and ports, which also maps a segment of ours."""
     monkeypatch.setattr(belongings.tempfile, "tempdir", str(tmp_path))
     users = cage.segment()
     monkeypatch.setattr(resource_tracker, "register", lambda *_: None)  # it would unlink what we only attach
     held = SharedMemory(users.name)
-    address = short_path / str(uuid.uuid4())
+    address = cage.room / str(uuid.uuid4())
     child = subprocess.Popen([sys.executable, "-c", ENGINE, users.name, str(address)], stdout=subprocess.PIPE)
     name, *ports = child.stdout.readline().decode().split()
     made = type("Engine", (), {})()

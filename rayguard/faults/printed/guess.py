@@ -52,7 +52,7 @@ def from_code(code: str) -> tuple[str, str]:
 def completed(name: str, message: str, code: str) -> str:
     """Return ``message`` of a ``name`` as the code that raised it has it, where the text ends within it."""
     raised, whole = from_code(code)
-    same = bool(message) and raised.rpartition(".")[2] == name.rpartition(".")[2]
+    same = raised.rpartition(".")[2] == name.rpartition(".")[2]
     return _FORMATTED.split(whole)[0] if same and whole.startswith(message) else message
 
 

@@ -114,9 +114,10 @@ class TracebackReader:
         frame = frame_in(text if run_in is None else text[run_in.end() :])
         below = bool(self._type) and not self._frames and ".py, " in text  # its frames, the innermost first
         if frame is not None and not below:
-            if not self._open and _DUMPED.match(text):
-                self._ignored = True  # its head was cut off
-            return True, self._add_frame(frame, line, "" if run_in is None else run_in[1])
+            dumped = not self._open and _DUMPED.match(text) is not None  # and its head was cut off
+            done = self._add_frame(frame, line, "" if run_in is None else run_in[1])
+            self._ignored = self._ignored or dumped
+            return True, done
         if self._open:
             return self._within(line)
         return self._after(line)
@@ -131,9 +132,8 @@ class TracebackReader:
         if self._at is not None and not self._ignored and (self._type or self._frames or self._wrapped):
             if not self._type:
                 self._guess_type()
-            elif len(self._message) < 2 and self._frames:  # noqa: PLR2004 - a message of one line
-                said = completed(self._type, "".join(self._message), self._frames[-1].code)
-                self._message = [said] if said else []
+            elif len(self._message) == 1 and self._frames:
+                self._message = [completed(self._type, self._message[0], self._frames[-1].code)]
             done = PrintedException(
                 type_name=self._type,
                 message="\n".join(self._message)[:MAX_MESSAGE_CHARS],

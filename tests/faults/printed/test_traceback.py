@@ -373,6 +373,8 @@ def test_a_dump_whose_head_was_cut_off_is_no_exception():
     assert _read(dump) == []
     (one,) = _read(f'{dump}Traceback (most recent call last):\n  File "/app/c.py", line 1, in g\nKeyError: 3')
     assert [frame.file for frame in one.frames] == ["/app/c.py"]
+    (one,) = _read(f'  File "/app/c.py", line 1, in g\nKeyError: 3\n{dump}')
+    assert one.message == "3", "what was complete before it stays"
 
 
 def test_a_notebook_names_no_function_at_import():
