@@ -6,7 +6,6 @@ what becomes of its state, ``kept``.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from rayguard.actors import kept, restart
@@ -106,8 +105,7 @@ def _raylets() -> list[str]:
 
 
 def _references(address: str) -> list[tuple[str, str]] | None:
-    with contextlib.closing(StoreProbe(address, deadline_s=_ASK_S)) as raylet:
-        return raylet.references()
+    return StoreProbe(address, deadline_s=_ASK_S).references()
 
 
 def _times(actor_id: str) -> tuple[float, ...]:

@@ -91,8 +91,8 @@ class NodeLook:
                 self._reaped_bytes[one.sort.value] += one.size_bytes
 
     def close(self) -> None:
-        """Give channel, driver and descriptors back."""
-        for source in (self._sources.own, self._sources.store, self._sources.devices):
+        """Give driver and descriptors back."""
+        for source in (self._sources.own, self._sources.devices):
             if source is not None:
                 source.close()
 

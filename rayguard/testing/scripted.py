@@ -236,7 +236,7 @@ class ScriptedStaff:
     """Hires scripted actors; ``members`` are for the test to disturb."""
 
     target = "RolloutPool(scripted)"
-    gcs_address = node_id = ""
+    node_id = ""
 
     def __init__(self, script: Script | None = None) -> None:
         self.script = script or Script()

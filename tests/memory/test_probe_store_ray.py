@@ -44,9 +44,7 @@ def ray():
 
 @pytest.fixture
 def store(ray):
-    probe = StoreProbe(registered(own_ray_node()).address)
-    yield probe
-    probe.close()
+    return StoreProbe(registered(own_ray_node()).address)
 
 
 def eventually(condition, limit_s=30.0):
@@ -149,4 +147,3 @@ def test_a_cluster_that_ended_is_a_missing_reading(ray):
     assert store.read() is None
     assert registered(node) is None
     assert node not in ray_nodes()
-    store.close()

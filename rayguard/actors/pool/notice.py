@@ -39,8 +39,12 @@ class Notices:
 
     def beyond(self, node_id: str) -> bool:
         """Say whether an actor is on another node."""
-        hellos = (connection.hello for connection in self._core.connections.values())
-        return any(hello is not None and hello.node_id not in {"", node_id} for hello in hellos)
+        return bool(self.elsewhere(node_id))
+
+    def elsewhere(self, node_id: str) -> list[tuple[str, int]]:
+        """Return the actor and the process of each life on another node that was met and is not over."""
+        hellos = [connection.hello for connection in self._core.connections.values()]
+        return [(h.actor_id, h.pid) for h in hellos if h is not None and h.node_id not in {"", node_id}]
 
     def died(self, actor_id: str, pid: int, why: str, *, innocent: bool) -> None:
         """End the life of an actor that had this process. ``innocent``: what ran there did not do it."""

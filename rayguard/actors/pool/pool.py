@@ -95,9 +95,9 @@ class RolloutPool:
         core.take_up(self._ledger)
         core.crew.hire(engines, Hire.START)
         core.spawn(look_after(core, self._staff, self._policy))
-        if self._staff.gcs_address:
+        if self._staff.node_id:
             notices = Notices(core, self._policy.drain_s)
-            core.spawn(listen(self._staff.gcs_address, self._staff.node_id, notices))
+            core.spawn(listen(self._staff.node_id, notices))
         return core
 
     # -- sampling

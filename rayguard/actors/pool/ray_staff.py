@@ -81,8 +81,7 @@ class RayStaff:
         self._members: dict[str, RayMember] = {}
         self._lives: dict[str, ProcessId] = {}
         self._deaths = DeathWatch("rayguard-pool-deaths")
-        self.node_id = _here("node_id")
-        self.gcs_address = _here("gcs_address")
+        self.node_id = _here()
 
     def hire(self, name: str) -> RayMember:
         """Create the actor; its engine is built meanwhile."""
@@ -199,10 +198,9 @@ def _aside(work: Callable[[], None]) -> None:
     threading.Thread(target=run, name="rayguard-pool-kill", daemon=True).start()
 
 
-def _here(what: str) -> str:
+def _here() -> str:
     import ray  # noqa: PLC0415
 
     with harmless("pool"):
-        context = ray.get_runtime_context()
-        return str(context.get_node_id() if what == "node_id" else context.gcs_address)
+        return str(ray.get_runtime_context().get_node_id())
     return ""

@@ -15,8 +15,7 @@ class Staff(Protocol):
     """Hires and dismisses rollout actors (``ray_staff``; scripted in tests)."""
 
     target: str  # what people call the pool
-    gcs_address: str  # of Ray's control process; empty where there is none
-    node_id: str  # where the pool is
+    node_id: str  # where the pool is, as Ray names it; empty where there is no Ray
 
     def hire(self, name: str) -> Member:
         """Start an actor; returns at once."""

@@ -56,7 +56,7 @@ class Census:
 
 
 class Observer:
-    """Takes one census after the other; keeps channels and descriptors between them."""
+    """Takes one census after the other; keeps descriptors between them."""
 
     def __init__(self, *, proc: Path = _PROC) -> None:
         self._proc = proc
@@ -73,7 +73,7 @@ class Observer:
         if "token" in modes:  # else Ray's clients send none; a cluster that asks for none ignores it
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         for gone in self._stores.keys() - {(node.pid, node.node_id) for node in nodes}:
-            self._stores.pop(gone)[1].close()
+            del self._stores[gone]
         stores = tuple(Store(node=node, memory=self._store(node)) for node in nodes)
         # Several clusters share a machine in tests only: the first one's settings and folders are shown.
         config = next((known.system_config for known, _ in self._stores.values()), {})
@@ -99,11 +99,8 @@ class Observer:
         )
 
     def close(self) -> None:
-        """Give channels and driver back."""
+        """Give the driver back."""
         self._devices.close()
-        for _, store in self._stores.values():
-            store.close()
-        self._stores = {}
 
     def _full(self, paths: Iterable[str]) -> tuple[FileSystem, ...]:
         probe = self._files.setdefault(tuple(paths), FilesProbe(paths))
@@ -126,7 +123,7 @@ class Observer:
             return None
         if found is None:
             self._notes.append(f"the raylet {node.pid} does not answer; is it another user's cluster?")
-            self._stores.pop((node.pid, node.node_id))[1].close()
+            del self._stores[node.pid, node.node_id]
         return found
 
     def _processes(

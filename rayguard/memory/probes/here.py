@@ -88,7 +88,7 @@ class Probes:
         return self._sample(step, ("own memory", "node memory") if node else ("own memory",))
 
     def sample(self, step: int = -1) -> Sample:
-        """Return everything that can be seen: 1.5-5 ms, most of it waiting for the raylet."""
+        """Return everything that can be seen: 3-8 ms, most of it with the raylet."""
         return self._sample(step, (*self._readers, *self._more))
 
     def kills_at(self) -> int | None:
@@ -97,8 +97,8 @@ class Probes:
         return None if memory is None else self.sources.node.settings.kills_at(memory.total)
 
     def close(self) -> None:
-        """Give descriptors, channel and driver back."""
-        for source in (self.sources.own, self.sources.tree, self.sources.store, self.sources.devices):
+        """Give descriptors and driver back."""
+        for source in (self.sources.own, self.sources.tree, self.sources.devices):
             if source is not None:
                 source.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 
@@ -111,6 +112,15 @@ def test_a_death_on_another_node_is_pushed(play):
         if "Ray says" in play.pool._core.causes[name]:
             return
     pytest.fail("nobody said it")
+
+
+def test_what_the_user_starts_meanwhile_begins(play):
+    """While the pool listens: a library with fork handlers would crash some between fork and exec."""
+    assert play.far()
+    play.begin(1_000)
+    ends = [subprocess.run(["/bin/true"], preexec_fn=lambda: None, check=False) for _ in range(200)]
+    assert {end.returncode for end in ends} == {0}
+    play.right()
 
 
 def test_a_node_that_will_be_taken_away_is_left_before(nodes, play):

@@ -122,12 +122,10 @@ async def test_without_rays_word_the_pool_goes_on(monkeypatch):
         async def run(self):
             raise AttributeError("another Ray")
 
-    monkeypatch.setattr(gcs, "_Line", Broken)
+    monkeypatch.setattr(gcs, "_Word", Broken)
     monkeypatch.setattr(gcs_news, "AGAIN_S", (0.01, 0.01, 0.01))
     before = TALLY.guard_errors["gcs"]
-    listening = asyncio.ensure_future(
-        gcs.listen("nowhere", "here", SimpleNamespace(beyond=lambda _here: True))
-    )
+    listening = asyncio.ensure_future(gcs.listen("here", SimpleNamespace(beyond=lambda _here: True)))
     await asyncio.sleep(0.3)
     listening.cancel()
     await asyncio.gather(listening, return_exceptions=True)
