@@ -2,12 +2,15 @@
 
 No actor needs to be guarded: the announcements are Ray's own ``__ray_call__``. The first call that a scope
 makes to an actor is preceded by one that lets the actor note what it makes; a scope's end sends the keys of
-the calls made within it. Nobody waits for the answers. What an actor borrowed is never ended from here.
+the calls made within it. Nobody waits for the answers: an actor whose calls Ray does not keep in order
+(async, threaded) may begin its first one before it was told, and what that one makes stays. What an actor
+borrowed is never ended from here.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,18 +95,27 @@ class _Actors:
             del known.due[0]
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until every actor has answered, and send what waited for that; False when the time ran out."""
+        """Wait until every actor has answered, also to what waited; False when the time ran out."""
         import ray  # noqa: PLC0415 - whoever has scopes has Ray
 
-        with self._lock:
-            answers = [known.answer for known in self._known.values() if known.answer is not None]
-        _, late = ray.wait(answers, num_returns=len(answers), timeout=timeout_s) if answers else ([], [])
+        until = time.monotonic() + timeout_s
+        while answers := self._unanswered():
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return False
+            ray.wait(answers, num_returns=len(answers), timeout=left_s)
+        return True
+
+    def _unanswered(self) -> list[Any]:
+        """Send what waits for an answer that is there now; return what is still to be answered."""
         with self._lock:
             for actor_id, known in self._known.items():
                 handle = self._handles[actor_id]()
-                if handle is not None:
+                if handle is None:
+                    _listen_to(known)
+                else:
                     self._send(handle, known)
-            return not late and not any(known.answer is not None for known in self._known.values())
+            return [known.answer for known in self._known.values() if known.answer is not None]
 
 
 def _listen_to(known: _Known) -> None:
