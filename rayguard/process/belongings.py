@@ -108,8 +108,7 @@ def _used_by(processes: Sequence[ProcessId]) -> Iterator[Belonging]:
 
 def _started_ns(process: ProcessId) -> int:
     """Return the wall time of a process's start, a second early: two clocks and ticks of 10 ms meet here."""
-    since_boot_s = process.started / os.sysconf("SC_CLK_TCK")
-    return int((time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot_s - 1.0) * 1e9)
+    return int((time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.started_s - 1.0) * 1e9)
 
 
 def _merged(old: Belonging | None, new: Belonging) -> Belonging:

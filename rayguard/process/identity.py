@@ -43,6 +43,11 @@ class ProcessId:
         assert this is not None
         return this
 
+    @property
+    def started_s(self) -> float:
+        """Return when it started, in seconds since boot (CLOCK_BOOTTIME)."""
+        return self.started / _TICKS_PER_S
+
     def alive(self) -> bool:
         """Say whether this very process still runs; a zombie does not, a stopped one does."""
         return self.state() not in _GONE_STATES | {""}

@@ -49,7 +49,7 @@ def gather(
         ray_said=ray_said,
         ending=recording.ending,
         stderr=tuple(last_lines(recording.stderr, 400)),
-        kernel_log=tuple(_killed(root / "dev/kmsg", since_s=time.time() - recording.last_at + _BEFORE_S)),
+        kernel_log=tuple(_killed(root / "dev/kmsg", since_s=_since_s(recording))),
         group_kills=_more(recording.group_kills, _group_kills(recording.group)),
         node_kills=_more(recording.node_kills, node_kills(root)),
         node_ratio=None if last is None else last.node_ratio,
@@ -72,6 +72,13 @@ def last_lines(path: str, count: int) -> list[str]:
     except OSError:
         return []
     return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]
+
+
+def _since_s(recording: Recording) -> float:
+    """Return how far back the kernel's log may speak of this process: pids come again."""
+    sign_of_life_s = time.time() - recording.last_at
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - recording.process.started_s
+    return min(sign_of_life_s, age_s) + _BEFORE_S
 
 
 def _group_kills(directory: str) -> int | None:

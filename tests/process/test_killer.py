@@ -1,5 +1,6 @@
 """Who killed a process: each sign on its own, against each other, and from trees that look like a kernel's."""
 
+import os
 import time
 from dataclasses import replace
 
@@ -257,12 +258,12 @@ def test_nothing_to_read_is_nothing_known(tmp_path):
         assert Machine(tmp_path).read().group_kills is None
 
 
-def recording(group="", *, group_kills=None, node_kills=None, **known):
+def recording(group="", *, started=1, last_at=None, group_kills=None, node_kills=None, **known):
     memory = (MemoryPoint(at=time.time(), private=5, node_ratio=0.5),)
     return Recording(
-        process=ProcessId(77, 1),
+        process=ProcessId(77, started),
         alive=False,
-        last_at=time.time(),
+        last_at=time.time() if last_at is None else last_at,
         memory=memory,
         group=group,
         group_kills=group_kills,
@@ -299,6 +300,17 @@ def test_the_kernels_log_is_read_from_shortly_before_the_death(tmp_path):
     assert who_killed(found).killer is Killer.KERNEL
     (tmp_path / "dev/kmsg").write_text("nonsense;oom-kill:\n1,2;oom-kill:\n")
     assert gather(recording(), died_at=time.time(), root=tmp_path).kernel_log == ()
+
+
+def test_a_kill_before_the_process_began_was_of_an_earlier_one_with_its_pid(tmp_path):
+    """Also where nobody knows when the process was last seen, as after the death of a node's agent."""
+    (tmp_path / "dev").mkdir()
+    an_hour_ago_us = int((time.monotonic() - 3600) * 1e6)
+    (tmp_path / "dev/kmsg").write_text(f"4,1,{an_hour_ago_us},-;{KERNEL}\n")
+    for started_ago_s, seen in ((7200, (KERNEL,)), (60, ())):
+        began = round((time.clock_gettime(time.CLOCK_BOOTTIME) - started_ago_s) * os.sysconf("SC_CLK_TCK"))
+        found = gather(recording(started=began, last_at=0.0), died_at=time.time(), root=tmp_path)
+        assert found.kernel_log == seen
 
 
 def test_the_last_lines_of_a_file(tmp_path):
