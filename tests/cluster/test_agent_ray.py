@@ -20,6 +20,7 @@ from ray._raylet import GcsClient
 from ray.core.generated import autoscaler_pb2
 
 from rayguard.cluster import agent_marker, agent_ray, installation
+from rayguard.cluster.death_story import NEXT_LIFE_S
 from rayguard.metrics import discovery
 from rayguard.process.identity import ProcessId
 from rayguard.recovery.incident import Outcome
@@ -176,6 +177,7 @@ def test_what_the_next_life_tells_is_not_told_again(two_nodes, agents, on):
     child = ProcessId.of(get(actor.fork.remote(10 * WAIT_S)))
     until(lambda: any(one["pid"] == pid and one["guarded"] for one in readings(node)["workers"]))
     os.kill(pid, signal.SIGKILL)
+    killed_at = time.monotonic()
 
     def next_life():
         try:
@@ -185,8 +187,10 @@ def test_what_the_next_life_tells_is_not_told_again(two_nodes, agents, on):
 
     until(next_life)
     until(lambda: not child.alive())
-    (incident,) = until(lambda: [one for one in ended(two_nodes, node, [pid]) if one.closed_at])
-    assert (incident.outcome, incident.remedy) == (Outcome.RECOVERED, "restart_process")
+    told = until(lambda: [one for one in ended(two_nodes, node, [pid]) if one.closed_at])
+    assert {(one.outcome, one.remedy) for one in told} == {(Outcome.RECOVERED, "restart_process")}
+    in_time = time.monotonic() - killed_at < NEXT_LIFE_S  # else the agent was to tell, and did not know of it
+    assert len(told) == 1 or not in_time
     ray.kill(actor)
 
 

@@ -192,8 +192,7 @@ def test_a_guarded_actor_that_loops_is_stopped_and_another_is_left_alone(job):
 def test_a_supervisor_that_is_killed_goes_on_where_it_was(job):
     """Nothing is lost, and nothing doubled; the job notices nothing."""
     actor, _ = job.actor(max_restarts=-1)
-    before = job.state()
-    until(lambda: saved_stories(job) == len(before["stories"]), LONG_S)
+    before = until(lambda: all_saved(job), LONG_S)
     hello = job.ray.get(job.supervisor.hello.remote(), timeout=LONG_S)
     os.kill(hello["pid"], signal.SIGKILL)
     until(lambda: hello_of(job).get("pid") not in (None, hello["pid"]), LONG_S)
@@ -211,6 +210,12 @@ def found_whole(story, stories):
     wanted = set(story["incidents"])
     parts = [one for one in stories if wanted & set(one["incidents"])]
     return len(parts) == 1 and wanted <= set(parts[0]["incidents"])
+
+
+def all_saved(job):
+    """Return the supervisor's state once all its stories are kept; agents may tell of older deaths meanwhile."""
+    state = job.state()
+    return state if saved_stories(job) == len(state["stories"]) else None
 
 
 def saved_stories(job):

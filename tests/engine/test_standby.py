@@ -7,11 +7,13 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from rayguard.engine import footprint
 from rayguard.engine.slot import engine_slot
+from rayguard.engine.standby_plan import next_step
 from rayguard.engine.surroundings import Surroundings
 from rayguard.engine.weights.version import Weights
 from rayguard.errors import ConfigError, GaveUpError, WeightsError
@@ -319,7 +321,7 @@ def test_a_standby_that_dies_or_stands_still_is_replaced_quietly(made, sign, mon
 
 def test_one_that_stands_still_as_it_is_needed_is_not_used(made, monkeypatch):
     """Nobody had looked yet: an engine is built."""
-    monkeypatch.setattr("rayguard.engine.standby_plan.LOOK_S", 60.0)
+    monkeypatch.setattr("rayguard.engine.standby.next_step", lambda view: next_step(replace(view, fit=True)))
     slot = made(process=True)
     spare = slot.ready()
     process = spare.processes()[0].process
