@@ -31,6 +31,8 @@ from rayguard.faults.witness import Origin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+_OR = " or "
+_MOST_WORDS = 12  # of one condition for a person: some have hundreds of places
 _TIERS = {
     Tier.CAUSE: "names what went wrong",
     Tier.EFFECT: "is often the effect of something else in the same log",
@@ -114,7 +116,13 @@ def _consequences(one: Signature) -> Iterator[tuple[str, str]]:
 
 def _blocks(page: Page, blocks: Sequence[When]) -> None:
     for when in blocks:
-        page.point("; and ".join(in_words(when)))
+        page.point("; and ".join(map(_shortened, in_words(when))))
+
+
+def _shortened(words: str) -> str:
+    named = words.split(_OR)
+    more = len(named) - _MOST_WORDS
+    return f"{_OR.join(named[:_MOST_WORDS])}{_OR}{more} more (`--json` names all)" if more > 0 else words
 
 
 def in_words(when: When) -> Iterator[str]:
@@ -136,7 +144,7 @@ def _condition(condition: Condition) -> str:
 
 
 def _any(words: Iterable[str]) -> str:
-    return " or ".join(words)
+    return _OR.join(words)
 
 
 def _place(place: Place) -> str:

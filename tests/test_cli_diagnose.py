@@ -391,6 +391,15 @@ def test_words():
     assert remedy(diagnose_text("nothing").diagnosis).startswith("Find the cause first")
 
 
+def test_a_person_is_not_shown_hundreds_of_places():
+    """The first of them, how many more there are, and where all of them stand."""
+    shown = run("catalog", "show", "engine.start.error").stdout
+    assert "more (`--json` names all)" in shown
+    assert max(map(len, shown.splitlines())) < 2_000
+    whole = json.loads(run("catalog", "show", "engine.start.error", "--json").stdout)
+    assert len(str(whole)) > len(shown)
+
+
 def test_every_signature_can_be_shown():
     """Each condition that a signature may have has words for people."""
     for signature in default_catalog().signatures:
