@@ -40,6 +40,7 @@ MAX_TIMES = 100
 
 _STDLIB = re.compile(r"/lib(?:64)?/python\d(?:\.\d{1,2})?/")
 _OURS = re.compile(r"/rayguard/(?:actors|engine|faults|metrics|process|recovery|testing)/")
+_LEFT_OUT = ("...", "\N{HORIZONTAL ELLIPSIS}")  # by a person who shortened a long path
 _COMPILED = (".pyx", ".pxi", ".pxd", ".cpp", ".cc", ".cu", ".h", ".hpp")
 _POLITE_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _ANSWERS = frozenset({"__getattr__", "__getattribute__"})
@@ -138,7 +139,8 @@ def witnesses(fault: Fault) -> tuple[Witness, ...]:
 def origin_of(file: str) -> Origin:
     """Say whose code ``file`` is: a library's, the standard library's, or the user's own."""
     file = file.replace("\\", "/")
-    if any(part in file for part in PACKAGES) or _OURS.search(file) or file.endswith(_COMPILED):
+    known = any(part in file for part in PACKAGES) or _OURS.search(file) is not None
+    if known or file.endswith(_COMPILED) or file.startswith(_LEFT_OUT):
         return Origin.LIBRARY
     if file.startswith("<frozen") or _STDLIB.search(file):
         return Origin.STDLIB

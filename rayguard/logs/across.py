@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from rayguard.faults.printed.line import Line, peel
+from rayguard.faults.printed.heads import Heads
 from rayguard.logs.clock import Clock
 from rayguard.logs.files import blocks
 from rayguard.logs.report import Evidence, Report, report
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rayguard.faults.catalog import Catalog
+    from rayguard.faults.printed.line import Line
     from rayguard.faults.witness import Witness
     from rayguard.logs.files import LogFile
     from rayguard.logs.scan import Numbered
@@ -120,7 +121,7 @@ class _Counted:
 
 def _peeled(lines: Iterable[Numbered], process: str, clock: Clock | None) -> Iterator[Line]:
     """Yield ``lines`` without their prefixes; those that have none are their file's ``process``'s."""
-    pid = process.rpartition(" ")[2]
+    heads, pid = Heads(), process.rpartition(" ")[2]
     for number, raw in lines:
         text = raw.decode("utf-8", "replace")
         if clock is not None:
@@ -128,7 +129,7 @@ def _peeled(lines: Iterable[Numbered], process: str, clock: Clock | None) -> Ite
         named = _NAMED.match(text) if text.startswith(":") else None
         if named and pid.startswith("pid="):
             process = f"{named[1]} {pid}"
-        line = peel(text, number)
+        line = heads.peel(text, number)
         yield line if line.process or not process else replace(line, process=process)
 
 

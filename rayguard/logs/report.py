@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rayguard.faults.diagnose import first, unknown, verdict
-from rayguard.faults.printed.line import Line, peel
+from rayguard.faults.printed.heads import Heads
 from rayguard.faults.signature import Tier
 from rayguard.faults.users import catalog_in_use
 from rayguard.faults.witness import Said
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from rayguard.faults.catalog import Catalog
     from rayguard.faults.diagnosis import Diagnosis, Kind
+    from rayguard.faults.printed.line import Line
     from rayguard.faults.signature import Match
     from rayguard.faults.witness import Witness
 
@@ -49,8 +50,9 @@ class Report:
 
 def diagnose_text(text: str, catalog: Catalog | None = None) -> Report:
     """Return what ``text`` says: lines of one or many processes, as they were printed or pasted."""
+    heads = Heads()
     return diagnose_lines(
-        (peel(raw, number) for number, raw in enumerate(text.split("\n"), start=1)), catalog
+        (heads.peel(raw, number) for number, raw in enumerate(text.split("\n"), start=1)), catalog
     )
 
 

@@ -6,6 +6,7 @@ import re
 
 from rayguard.faults.frame import Frame
 
+TRACEBACK = "Traceback (most recent call last)"
 # Its quotes may be those of a JSON text, and people leave numbers out: "line ~2124", "line N".
 _FRAME = re.compile(
     r'^\s{0,40}\|?\s{0,8}File \\{0,3}"([^"]{1,400}?)\\{0,3}",?'
@@ -13,13 +14,22 @@ _FRAME = re.compile(
 )
 # As rich and typer print it, in a box: a frame, and its line of code.
 _BOXED_FRAME = re.compile(r"^(\S{1,400}\.py):(\d{1,9}) in (\S.{0,200})$")
-# As a notebook prints it: "File ~/a.py:53, in f(x)", before IPython 8 "~/a.py in f(x)", then "--> 53 code".
-# As pytest writes it: "a.py:53: in f".
-_CELL_FRAME = re.compile(r"^\s{0,12}(?:File )?(\S{1,400}\.py):(\d{1,9})[,:]? in (\w[\w.<>]{0,200})")
-# As people shorten it: "a.py, in f", "a.py, line 53, in f".
-_BARE_FRAME = re.compile(r"^\s{0,12}([^\s\"']{1,400}\.py),?(?:,| line (\d{1,9}),?) in (\w[\w.<>]{0,200})$")
-_CELL_MODULE = re.compile(r"^\s{0,12}File ([^\s\"']{1,400}\.py):(\d{1,9})$")  # of no function: at import
-_OLD_CELL_FRAME = re.compile(r"^(\S{1,400}\.py) in (\w[\w.<>]{0,200})\(")
+_LINE, _FUNCTION = r"(?P<line>\d{1,9})", r"(?P<function>\w[\w.<>]{0,200}|<\w{1,40}>)"
+_OTHERS = tuple(
+    re.compile(form)
+    for form in (
+        # As a notebook prints it: "File ~/a.py:53, in f(x)"; before IPython 8 it was "~/a.py in f(x)",
+        # and then "--> 53 code". As pytest writes it: "a.py:53: in f".
+        rf"^\s{{0,12}}(?:File )?(?P<file>\S{{1,400}}\.py):{_LINE}[,:]? in {_FUNCTION}",
+        # As people shorten it: "a.py, in f", "a.py, line 53, in f"; without its quotation marks.
+        rf"^\s{{0,12}}(?P<file>[^\s\"']{{1,400}}\.py),?(?:,| line {_LINE},?) in {_FUNCTION}$",
+        rf"^\s{{0,12}}File (?P<file>[^\s\"',]{{1,400}}\.py),? line {_LINE}(?:,? in {_FUNCTION})?$",
+        # As programs in other languages print theirs: "at f (a.py:53)".
+        rf"^\s{{0,12}}at {_FUNCTION} \((?P<file>[^\s\"'()]{{1,400}}\.py):{_LINE}\)$",
+        rf"^\s{{0,12}}File (?P<file>[^\s\"']{{1,400}}\.py):{_LINE}$",  # of no function: at import
+        rf"^(?P<file>\S{{1,400}}\.py) in {_FUNCTION}\(",
+    )
+)
 _LINK = re.compile(r"^\[(/[^\]\s]{1,400}\.py)\]\(https?://[^)\s]{1,200}\)")  # as Colab writes a file's name
 _MODULE = "<module>"
 
@@ -40,9 +50,8 @@ def frame_in(text: str) -> Frame | None:
     if ".py" not in text[:400]:
         return None
     text = _LINK.sub(r"\1", text)
-    if (found := _CELL_FRAME.match(text) or _BARE_FRAME.match(text)) is not None:
-        return Frame(found[1], int(found[2] or 0), found[3])
-    if (found := _CELL_MODULE.match(text)) is not None:
-        return Frame(found[1], int(found[2]), _MODULE)
-    old = _OLD_CELL_FRAME.match(text)
-    return None if old is None else Frame(old[1], 0, old[2])
+    found = next((found for found in (form.match(text) for form in _OTHERS) if found is not None), None)
+    if found is None:
+        return None
+    told = found.groupdict()
+    return Frame(told["file"], int(told.get("line") or 0), told.get("function") or _MODULE)

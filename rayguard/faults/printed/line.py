@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from html import unescape
 
 from rayguard.faults.printed.prefixes import prefix
 
@@ -23,10 +24,12 @@ _REPEATED = re.compile(
 )
 _QUOTED = re.compile(r"^>{1,4} (?:- )?\S")
 _PYTEST = re.compile(r"^\s{0,8}(?:\|\s{1,8})?E {3}(?: {4})?(?=\s{0,80}\S)")  # what pytest says of an error
+_ENTITY = re.compile(r"&(?:quot|apos|lt|gt|amp|nbsp|#x?[0-9a-fA-F]{2,4});")
+_TYPESET = {0x201C: '"', 0x201D: '"', 0x2018: "'", 0x2019: "'", 0xA0: " "}  # a word processor's
 _PROGRESS = re.compile(r"\d{1,3}%\||it/s\]|s/it\]")
 _BY_LETTER = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "C": "CRITICAL"}
 _MILD = frozenset({"WARNING", "WARN", "INFO", "DEBUG", "TRACE", "Warning", "Info"})
-_JSON_SAID = ("log", "message", "msg", "event", "MESSAGE", "textPayload")
+_JSON_SAID = ("log", "message", "msg", "event", "MESSAGE", "textPayload", "data")
 _JSON_RAISED = ("exc_info", "exception", "traceback", "stack_trace", "exc_text", "error")
 
 
@@ -82,8 +85,10 @@ def printable(raw: str) -> str:
         text = _last_written(text)
     if "m" in text and "[" in text:
         text = _BARE_COLOUR.sub("", text)
+    if "&" in text:  # copied out of a web page
+        text = _ENTITY.sub(lambda found: unescape(found[0]), text)
     if not text.isascii():  # a lone surrogate cannot be written anywhere
-        text = text.encode("utf-8", "replace").decode("utf-8")
+        text = text.encode("utf-8", "replace").decode("utf-8").translate(_TYPESET)
     if not text.isprintable():
         text = _CONTROL.sub("?", text.replace("\t", " "))
     return text.rstrip()
@@ -114,7 +119,16 @@ def _last_written(text: str) -> str:
     """Return what a terminal would show, without progress bars."""
     parts = [part for part in text.split("\r") if part.strip()]
     told = [part for part in parts if not _PROGRESS.search(part)]
-    return " ".join(told or parts[-1:])
+    if all(map(_only_prefix, told)):
+        told = [*map(str.strip, told), *[part for part in parts if _PROGRESS.search(part)][-1:]]
+    return " ".join(told)
+
+
+def _only_prefix(text: str) -> bool:
+    """Say whether a line holds nothing but who printed it."""
+    bare = text.strip()
+    found = prefix(f"{bare} ")
+    return found is not None and found.end() >= len(bare)
 
 
 def _unwrapped(text: str) -> str:
@@ -125,7 +139,8 @@ def _unwrapped(text: str) -> str:
         return text
     if not isinstance(data, dict):
         return text
-    said = [data[key] for key in _JSON_SAID if isinstance(data.get(key), str)][:1]
+    said = [data[key] for key in _JSON_SAID if isinstance(data.get(key), str)]
+    said = sorted(said, key=lambda one: " " not in one.strip())[:1]  # rather a sentence than an event's name
     raised = (data[key] for key in _JSON_RAISED if isinstance(data.get(key), str))
     said += [one for one in raised if "Traceback" in one and one not in said][:1]
     return printable("\n".join(said)) if said else text

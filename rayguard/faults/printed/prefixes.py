@@ -11,9 +11,9 @@ from functools import lru_cache
 
 _DATE = r"(?:\d{4}[-/]\d{2}[-/]\d{2}|\d{2}[-/]\d{2}|20\d{6})"
 _TIME = r"\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?"
-_STAMP = rf"(?:{_DATE}[T -]{_TIME}(?:Z|[+-]\d{{2}}:?\d{{2}})?|{_TIME})"
-_LEVEL = r"(?:CRITICAL|EXCEPTION|FATAL|ERROR|WARNING|WARN|INFO|DEBUG|TRACE|Error|Warning|Info)"
-_SOURCE = r"[\w./+-]{1,80}\.(?:py|cc|cpp|h|hpp|cu|c|go|rs):\d{1,6}"
+STAMP = rf"(?:{_DATE}[T -]{_TIME}(?:Z|[+-]\d{{2}}:?\d{{2}})?|{_TIME})"
+LEVEL = r"(?:CRITICAL|EXCEPTION|FATAL|ERROR|WARNING|WARN|INFO|DEBUG|TRACE|Error|Warning|Info)"
+SOURCE = r"[\w./+-]{1,80}\.(?:py|cc|cpp|h|hpp|cu|c|go|rs):\d{1,6}"
 _MACHINE = r"(?:node|gpu|host|worker|ip|dgx|hgx|cn|nid|n|g|h)-?\d[\w.\-]{0,60}"
 _TALKS = (
     r"(?=Traceback|  File|\s*\[|\w[\w.]{0,80}(?:Error|Exception)\b|[A-Z]{4,8} |"
@@ -31,24 +31,26 @@ _FORMS = (
     r"(?P<who>\[Rank \d{1,6}\]) ?(?=\[|Traceback|  File)",
     rf"(?P<who>\d{{1,5}}): {_TALKS}",
     rf"(?P<who>{_MACHINE}): (?=\S|  )",
+    # pytest's summary: "FAILED tests/a.py::test_b - "
+    r"(?:FAILED|ERROR) [\w./\-]{1,160}\.py::\S{1,200} - ",
     # grep -n
     r"\d{1,9}:(?=\[\d{4}-)",
     # kubectl logs --prefix, docker compose
     r"(?P<who>\[pod/[\w./\-]{1,200}\]) ?",
     r"(?P<who>[\w.\-]{1,60}?)\s{1,20}\| (?=Traceback|  File|\[|[A-Z]{4,8}[ :]|\d{4}-)",
     # containerd as in "2026-01-01T00:00:00.1Z stderr F "
-    rf"{_STAMP} (?:\d{{1,9}} )?(?P<source>stdout|stderr)(?: [FP]|:) ",
+    rf"{STAMP} (?:\d{{1,9}} )?(?P<source>stdout|stderr)(?: [FP]|:) ",
     # a launcher that names the stream as in "bench.node001.gpu0 [stderr] "
     r"(?P<who>[\w.:\-]{1,60}) \[(?P<source>stdout|stderr)\](?: |$)",
     # a service and its instance
     r"(?P<who>\[[A-Za-z][\w.\-]{1,40} [\w.\-]{1,40}\]): (?=\d{4}-)",
     # SGLang as in "[2025-01-01 00:00:00 TP0] "
-    rf"\[{_STAMP} (?P<who>(?:DP|TP|PP|EP)\d{{1,4}}(?: (?:DP|TP|PP|EP)\d{{1,4}}){{0,3}})\] ?",
-    rf"\[{_STAMP}\](?:\[(?P<source>[^\]\[]{{1,80}})\])?(?:\s?\[(?P<level>{_LEVEL})\])?(?:\s-)?\s?",
+    rf"\[{STAMP} (?P<who>(?:DP|TP|PP|EP)\d{{1,4}}(?: (?:DP|TP|PP|EP)\d{{1,4}}){{0,3}})\] ?",
+    rf"\[{STAMP}\](?:\[(?P<source>[^\]\[]{{1,80}})\])?(?:\s?\[(?P<level>{LEVEL})\])?(?:\s-)?\s?",
     # Ray's C++: "[2022-02-07 04:22:10,942 E 1260 1260] (raylet) file.cc:12: "
     (
-        rf"\[{_STAMP} (?P<level>[DIWECF])(?P<who> \d{{1,9}} \d{{1,9}})\]\s?"
-        rf"(?:\((?P<role>[\w .\-]{{1,40}})\) )?(?P<source>{_SOURCE}:)?\s?"
+        rf"\[{STAMP} (?P<level>[DIWECF])(?P<who> \d{{1,9}} \d{{1,9}})\]\s?"
+        rf"(?:\((?P<role>[\w .\-]{{1,40}})\) )?(?P<source>{SOURCE}:)?\s?"
     ),
     # glog and torch: "[E419 10:44:01.858 ProcessGroupNCCL.cpp:616] ", "W1120 18:23:53.2 1234 utils.cpp:68] "
     (
@@ -58,26 +60,26 @@ _FORMS = (
     r"\[(?P<level>[DIWEF]) (?P<source>[\w./\-]{1,100}:\d{1,6})\]\s?",
     # vLLM: "ERROR 05-11 14:20:55 [core.py:399] ", "INFO 02-07 04:22:10 logger.py:12] "
     (
-        rf"(?P<level>{_LEVEL})[ :]{{1,4}}{_STAMP}\s"
-        rf"(?:\[(?:[\w.]{{1,80}}/){{0,6}}(?P<source>{_SOURCE})\[?\]|(?P<source2>{_SOURCE})\]?)\s?"
+        rf"(?P<level>{LEVEL})[ :]{{1,4}}{STAMP}\s"
+        rf"(?:\[(?:[\w.]{{1,80}}/){{0,6}}(?P<source>{SOURCE})\[?\]|(?P<source2>{SOURCE})\]?)\s?"
     ),
     # the same without its level and time: "[core.py:399] "
     r"\[(?P<source>[a-z][\w.\-]{0,80}\.py:\d{1,6})\]\s",
     # loguru as in "2023-10-26 18:20:07 | ERROR | stderr | ", Ray as in "... ERROR worker.py:405 -- "
-    rf"{_STAMP}\s{{1,4}}\|\s?(?P<level>{_LEVEL})\s{{0,8}}\|\s?(?P<source>[\w.:<>\- ]{{1,80}}?)\s(?:\||-)\s?",
+    rf"{STAMP}\s{{1,4}}\|\s?(?P<level>{LEVEL})\s{{0,8}}\|\s?(?P<source>[\w.:<>\- ]{{1,80}}?)\s(?:\||-)\s?",
     (
-        rf"{_STAMP}\s{{1,4}}(?:-\s)?(?:(?P<source>[\w.]{{1,80}})\s-\s)?(?P<level>{_LEVEL}):?\s{{1,8}}"
-        rf"(?P<source2>{_SOURCE})?(?:\s?(?:--|-|:)\s)?"
+        rf"{STAMP}\s{{1,4}}(?:-\s)?(?:(?P<source>[\w.]{{1,80}})\s-\s)?(?P<level>{LEVEL}):?\s{{1,8}}"
+        rf"(?P<source2>{SOURCE})?(?:\s?(?:--|-|:)\s)?"
     ),
-    rf"{_STAMP}\s{{1,4}}(?P<source>[A-Za-z][\w.]{{1,60}})\s(?P<level>{_LEVEL}):\s",
-    rf"{_STAMP}\s{{1,4}}\[(?P<level>{_LEVEL})\]\s?",
+    rf"{STAMP}\s{{1,4}}(?P<source>[A-Za-z][\w.]{{1,60}})\s(?P<level>{LEVEL}):\s",
+    rf"{STAMP}\s{{1,4}}\[(?P<level>{LEVEL})\]\s?",
     # a log that was exported as a table
-    rf"\"{_STAMP}\"\s?",
+    rf"\"{STAMP}\"\s?",
     # a service that puts its clock before the lines of another program: "2025-01-01 00:00:00.123  >> "
-    rf"{_STAMP}\s{{1,4}}(?:>>|::|=>)\s{{1,2}}(?=\S|  )",
+    rf"{STAMP}\s{{1,4}}(?:>>|::|=>)\s{{1,2}}(?=\S|  )",
     # transformers as in "[INFO|trainer.py:123] 2024-01-01 00:00:00,000 >> "; deepspeed
-    rf"\[(?P<level>{_LEVEL})\|(?P<source>[\w./\-]{{1,80}}:\d{{1,6}})\](?:\s{_STAMP})?(?:\s>>)?\s?",
-    rf"\[{_STAMP}\]\s?\[(?P<level>{_LEVEL})\]\s?(?:\[(?P<source>[\w./:\-]{{1,80}})\])?\s?",
+    rf"\[(?P<level>{LEVEL})\|(?P<source>[\w./\-]{{1,80}}:\d{{1,6}})\](?:\s{STAMP})?(?:\s>>)?\s?",
+    rf"\[{STAMP}\]\s?\[(?P<level>{LEVEL})\]\s?(?:\[(?P<source>[\w./:\-]{{1,80}})\])?\s?",
     # journald and syslog: "Nov 20 18:00:00 host kernel: "; dmesg: "[12345.678901] "
     (
         rf"[A-Z][a-z]{{2}}\s{{1,2}}\d{{1,2}} {_TIME} (?P<who>[\w.\-]{{1,80}}) "
@@ -86,11 +88,11 @@ _FORMS = (
     # dmesg -T: "[Thu Mar 20 21:01:25 2025] "
     rf"\[[^\]\[]{{3,24}} {_TIME} \d{{4}}\]\s",
     r"\[\s{0,8}\d{1,9}\.\d{6}\](?:\[\s?[TC]\d{1,9}\])?\s?",
-    rf"(?P<level>{_LEVEL}):(?P<source>[\w.]{{1,80}}):",
-    rf"\[(?P<level>{_LEVEL})\]:?\s",
-    rf"(?P<level>{_LEVEL}):?\s(?=\s{{0,8}}(?:File \"|Traceback|[A-Z]\w{{0,60}}(?:Error|Exception): ))",
-    rf"(?P<level>{_LEVEL})[ :]{{1,4}}{_STAMP}\s",
-    rf"{_STAMP}(?:\s-)?\s",
+    rf"(?P<level>{LEVEL}):(?P<source>[\w.]{{1,80}}):",
+    rf"\[(?P<level>{LEVEL})\]:?\s",
+    rf"(?P<level>{LEVEL}):?\s(?=\s{{0,8}}(?:File \"|Traceback|[A-Z]\w{{0,60}}(?:Error|Exception): ))",
+    rf"(?P<level>{LEVEL})[ :]{{1,4}}{STAMP}\s",
+    rf"{STAMP}(?:\s-)?\s",
 )
 _WIDEST_NAME = 84  # of a service and what pads it, before the bar of docker compose
 _STARTS = frozenset('[("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789hginwdc')

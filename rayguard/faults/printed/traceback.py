@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rayguard.faults.frame import Frame
-from rayguard.faults.printed.frames import boxed_frame_in, frame_in
+from rayguard.faults.printed.frames import TRACEBACK, boxed_frame_in, frame_in
 from rayguard.faults.printed.guess import ENDINGS, asserted, completed, from_code, type_saying
-from rayguard.faults.printed.line import Line, peel
+from rayguard.faults.printed.heads import Heads
+
+if TYPE_CHECKING:
+    from rayguard.faults.printed.line import Line
 
 MAX_TEXT_CHARS = 32_000  # of a text within an exception: the end is what counts
 MAX_FRAMES = 48
@@ -23,7 +27,6 @@ _MAX_OTHER_LINES = 6  # of the same process, within a traceback
 _BOX = "│╭╰"
 # What is said of a destructor; a dump of where threads stand, below a line that says why.
 _IGNORED = ("Exception ignored in", "Stack (most recent call first)", "Current thread 0x", "Thread 0x")
-_HEAD = "Traceback (most recent call last)"
 _NAME = r"[A-Za-z_][\w.]{0,160}"
 # A notebook names the type in front: "RuntimeError      Traceback (most recent call last)".
 _HEAD_TYPE = re.compile(rf"^({_NAME})\s{{4,80}}Traceback \(most recent")
@@ -46,7 +49,9 @@ _TYPED = re.compile(
     rf"^(?:\w{{1,40}} )?(Exception|{_NAME}{ENDINGS}|[a-z_][\w.]{{0,120}}\.[A-Z]\w{{2,80}})"
     rf"(\({_NAME}\))?(?:: ?(.*))?$"
 )
-_AFTER_FRAMES = re.compile(rf"^({_NAME})(\({_NAME}\))?: (.*)$|^({_NAME}{ENDINGS})$")
+# Not "wandb: run history", "ERROR: gone": what other programs print next.
+_OTHERS = r"(?![a-z]\w{0,40}: |(?:DEBUG|INFO|NOTE|HINT|WARN|WARNING|ERROR|CRITICAL|FATAL): )"
+_AFTER_FRAMES = re.compile(rf"^{_OTHERS}({_NAME})(\({_NAME}\))?: (.*)$|^({_NAME}{ENDINGS})$")
 _ENDS_MESSAGE = re.compile(
     r"^(?:Traceback|EngineCore |WorkerProc |AsyncLLM |During handling|The above exception|Process "
     r"|Exception ignored|frame #"
@@ -98,7 +103,7 @@ class TracebackReader:
             done = self.end()
             self._ignored = True
             return True, done
-        head = text.find(_HEAD)
+        head = text.find(TRACEBACK)
         held = _DEBUGGER.match(text)
         if head >= 0 or held is not None:
             ignored = self._ignored and self._at is None
@@ -269,8 +274,8 @@ def exceptions_in(text: str) -> tuple[PrintedException, ...]:
     """
     if '  File "' not in text:
         return ()
-    reader = TracebackReader()
-    fed = (reader.feed(peel(raw)) for raw in text[-MAX_TEXT_CHARS:].splitlines())
+    reader, heads = TracebackReader(), Heads()
+    fed = (reader.feed(heads.peel(raw)) for raw in text[-MAX_TEXT_CHARS:].splitlines())
     found = [*(done for _, done in fed), reader.end()]
     return tuple(one for one in found if one is not None and one.frames and one.type_name)
 

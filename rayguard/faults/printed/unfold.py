@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rayguard.faults.printed.line import Line
+from rayguard.faults.printed.frames import TRACEBACK
+from rayguard.faults.printed.line import Line, peel
 
 MAX_LINES = 400
-_HEAD = "Traceback (most recent call last):"
+_HEAD = f"{TRACEBACK}:"
 _FRAME = 'File "'
+_QUOTES = ("'", '"')
 _WRITTEN_QUOTE = 'File \\"'  # as JSON writes it
 _NESTED_QUOTE = 'File \\\\\\"'  # JSON within JSON
 _NESTED = re.compile(r'\\(["\\])')
@@ -31,13 +31,27 @@ def unfolded(line: Line) -> tuple[Line, ...]:
         return (replace(line, text=f"AssertionError: {found[2] or found[1]}"),)
     if _NESTED_QUOTE in text:
         text = _NESTED.sub(r"\1", text)
-    if _HEAD not in text or not (_FRAME in text or _WRITTEN_QUOTE in text):
-        return (line,)
     if "\n" in text:
         texts = text.splitlines()
-    else:
+    elif _HEAD in text and (_FRAME in text or _WRITTEN_QUOTE in text):
         texts = _of_repr(text) if _WRITTEN_END.search(text) else _of_joined(text)
-    return tuple(replace(line, text=one) for one in texts[:MAX_LINES])
+    elif text[:1] in _QUOTES and text[-1:] == text[:1] and _WRITTEN_END.search(text):
+        texts = _of_repr(text[1:-1])
+    else:
+        return (line,)
+    return tuple(_part(line, one) for one in texts[:MAX_LINES])
+
+
+def _part(line: Line, text: str) -> Line:
+    """Return one of the lines that ``line`` was made of; it may have a prefix of its own."""
+    part = peel(text, line.number)
+    return replace(
+        line,
+        text=part.text,
+        process=line.process or part.process,
+        source=line.source or part.source,
+        level=part.level or line.level,
+    )
 
 
 def _of_repr(text: str) -> list[str]:

@@ -37,6 +37,13 @@ FORMS = {
         "gone",
     ),
     "bench-1.node001.gpu0 [stderr] [rank11]:   File": ("bench-1.node001.gpu0 rank11", "stderr", "", "  File"),
+    "(Trainer pid=7) \rEpoch:  25%|## | 1/4 [00:01, 9.5s/it, loss=nan]": (
+        "Trainer pid=7",
+        "",
+        "",
+        "Epoch:  25%|## | 1/4 [00:01, 9.5s/it, loss=nan]",
+    ),
+    "FAILED tests/test_a.py::test_b[c-1] - RuntimeError: gone": ("", "", "", "RuntimeError: gone"),
     "2023-10-26 18:20:07 | ERROR | stderr |   File": ("", "stderr", "ERROR", "  File"),
     "2023-10-27 10:10:44,120\tERROR worker.py:405 -- Unhandled": ("", "worker.py:405", "ERROR", "Unhandled"),
     "INFO 02-07 04:22:10 logger.py:12] Received": ("", "logger.py:12", "INFO", "Received"),
@@ -66,6 +73,8 @@ FORMS = {
     "3: Traceback (most recent call last):": ("3", "", "", "Traceback (most recent call last):"),
     "(raylet) it died [repeated 12x across cluster]": ("raylet", "", "", "it died"),
 }
+EVENT = '{"event": "line", "data": "[rank3]: Queue 7 aborting with error", "pipe": "stderr"}'
+FORMS[EVENT] = ("rank3", "", "", "Queue 7 aborting with error")
 PLAIN = (
     "ValueError: (pid=3) is no pid",
     '  File "/a/b.py", line 3, in f',
@@ -144,3 +153,16 @@ def test_the_mark_of_an_error_in_pytest_comes_off():
     assert peel("E       KeyError: 'x'").text == "KeyError: 'x'"
     assert peel("  | E         File").text == "  File"
     assert peel("E  = 3").text == "E  = 3"
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ("File &quot;/a.py&quot;, line 3, in &lt;module&gt;", 'File "/a.py", line 3, in <module>'),
+        ("KeyError: &#x27;id&#39; &amp;&amp; no &copy; of it", "KeyError: 'id' && no &copy; of it"),
+        ("File \u201c/a.py\u201d, line\u00a03: \u2018id\u2019", "File \"/a.py\", line 3: 'id'"),
+    ],
+)
+def test_what_a_page_or_a_word_processor_wrote_is_as_it_was_printed(raw, text):
+    """Texts are copied out of both."""
+    assert peel(raw).text == text

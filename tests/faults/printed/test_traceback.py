@@ -382,3 +382,19 @@ def test_a_notebook_names_no_function_at_import():
     text = "KeyError     Traceback (most recent call last)\nFile ~/lib/site-packages/a.py:9\n----> 9 t[k]\n\nKeyError: 3"
     (one,) = _read(text)
     assert [(frame.line, frame.function, frame.code) for frame in one.frames] == [(9, "<module>", "t[k]")]
+
+
+@pytest.mark.parametrize(
+    "next_line", ["wandb: Run history:", "srun: error: node1: task 0", "ERROR: it failed", "note: see above"]
+)
+def test_what_another_program_says_next_is_no_exception(next_line):
+    """Where the exception itself was cut off, the code that raised it still tells."""
+    (one,) = _read(f'  File "/app/a.py", line 9, in f\n    assert self.worker is not None\n{next_line}')
+    assert (one.type_name, one.message) == ("AssertionError", "")
+
+
+@pytest.mark.parametrize("name", ["socket.timeout", "struct.error", "_queue.Full", "Again", "ArrowInvalid"])
+def test_after_frames_any_other_name_is_an_exceptions(name):
+    """Few end in "Error"."""
+    (one,) = _read(f'  File "/app/a.py", line 9, in f\n    g()\n{name}: it says so')
+    assert (one.type_name, one.message) == (name, "it says so")

@@ -64,6 +64,18 @@ def test_a_traceback_in_json_is_read(text):
     ]
 
 
+@pytest.mark.parametrize(
+    "write", [json.dumps, repr, lambda text: json.dumps({"level": "error", "msg": text})]
+)
+def test_lines_that_were_written_as_one_are_lines_again(write):
+    """Without a traceback too; each may have a prefix of its own."""
+    one, two = unfolded(
+        peel(write("it went on\n(WorkerDict pid=12) ERROR 05-11 14:20:55 [a.py:3] No space left"), 5)
+    )
+    assert (one.text, two.text, two.number) == ("it went on", "No space left", 5)
+    assert (two.process, two.source, two.level) == ("WorkerDict pid=12", "a.py:3", "ERROR")
+
+
 def test_an_assertion_beside_its_type_quotes_itself():
     """The line of code and the last line were run together."""
     (one,) = _read("assert n % k == 0 AssertionError")
