@@ -32,6 +32,7 @@ _OTHERS = tuple(
 )
 _LINK = re.compile(r"^\[(/[^\]\s]{1,400}\.py)\]\(https?://[^)\s]{1,200}\)")  # as Colab writes a file's name
 _MODULE = "<module>"
+_RUN_IN = re.compile(r"([A-Za-z_][\w.]{0,100}(?:\.?<\w{1,20}>)?|<\w{1,20}>) (?!\()(\S.*)")
 
 
 def boxed_frame_in(text: str) -> Frame | None:
@@ -46,7 +47,9 @@ def frame_in(text: str) -> Frame | None:
         function = (found[3] or found[4] or "").strip().removesuffix(" (Current frame)")  # of a debugger
         if function[:1] == "<" and _MODULE.startswith(function):  # the text ends within it
             function = _MODULE
-        return Frame(found[1], int(found[2] or 0), function)
+        with_code = _RUN_IN.fullmatch(function)  # where line breaks were lost, its code follows
+        function, code = with_code.groups() if with_code else (function, "")
+        return Frame(found[1], int(found[2] or 0), function, code)
     if ".py" not in text[:400]:
         return None
     text = _LINK.sub(r"\1", text)

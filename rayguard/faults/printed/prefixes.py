@@ -33,7 +33,8 @@ _FORMS = (
     rf"(?P<who>{_MACHINE}): (?=\S|  )",
     # pytest's summary: "FAILED tests/a.py::test_b - "
     r"(?:FAILED|ERROR) [\w./\-]{1,160}\.py::\S{1,200} - ",
-    # grep -n
+    # grep -r, and grep -n
+    r"(?P<who>(?:\.{0,2}/|[\w.\-]{1,60}/)[\w./\-]{0,200}\.(?:log|out|err|txt)):(?:\d{1,9}:)?(?=\S|  )",
     r"\d{1,9}:(?=\[\d{4}-)",
     # kubectl logs --prefix, docker compose
     r"(?P<who>\[pod/[\w./\-]{1,200}\]) ?",
@@ -95,7 +96,7 @@ _FORMS = (
     rf"{STAMP}(?:\s-)?\s",
 )
 _WIDEST_NAME = 84  # of a service and what pads it, before the bar of docker compose
-_STARTS = frozenset('[("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789hginwdc')
+_STARTS = frozenset('[("./ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789hginwdclrs')
 
 
 def prefix(text: str) -> re.Match[str] | None:
