@@ -23,7 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from rayguard.faults.catalog import default_catalog
-from rayguard.faults.diagnosis import Diagnosis
+from rayguard.faults.diagnosis import Diagnosis, Kind
 from rayguard.logs.report import diagnose_text
 from tests.benchmarks import bench_logs
 from tests.benchmarks.healthy_log import healthy_lines
@@ -45,6 +45,12 @@ SCOPES = {
     }.items()
     for kind in kinds.split()
 }
+# A restart with the same settings cures these, and never those (the corpus' table of what people report as cures).
+RESTART_CURES = frozenset(
+    "scheduler_assertion engine_dead engine_hang actor_died actor_unavailable node_died preempted object_lost"
+    " get_timeout nccl_timeout nccl_error gloo_error port_conflict".split()
+)
+RESTART_IS_BLIND = frozenset("config_invalid batch_indivisible user_code dependency_mismatch".split())
 
 
 class Case(NamedTuple):
@@ -63,6 +69,15 @@ class Case(NamedTuple):
         """Whether what must be restarted is right; a label without a scope of its own is not scored."""
         scopes = {SCOPES.get(kind) for kind in self.right}
         return self.kind_ok(found) or None in scopes or found.scope.value in scopes
+
+    def stopped(self, found: Diagnosis) -> bool:
+        """Whether the answer says to stop, where a restart would have cured it."""
+        return self.right <= RESTART_CURES and found.kind.value in RESTART_IS_BLIND
+
+    def blind(self, found: Diagnosis) -> bool:
+        """Whether the answer says that the same settings may be tried again, where they never work."""
+        restarts = found.retry_same_settings and found.kind is not Kind.UNKNOWN
+        return self.right <= RESTART_IS_BLIND and restarts
 
 
 def read(paths: Iterable[Path]) -> list[Case]:
@@ -113,6 +128,8 @@ def main() -> int:
         "kind_ok": _share(case.kind_ok(found) for case, found in zip(cases, plain, strict=True)),
         "scope_ok": _share(case.scope_ok(found) for case, found in zip(cases, plain, strict=True)),
         "n": len(cases),
+        "stopped_wrongly": sum(case.stopped(found) for case, found in zip(cases, plain, strict=True)),
+        "blind_restarts": sum(case.blind(found) for case, found in zip(cases, plain, strict=True)),
         "ms_per_text": round(seconds / len(cases) * 1e3, 2),
     }
     _show_kinds(console, cases, plain)
