@@ -47,10 +47,23 @@ SCOPES = {
 }
 # A restart with the same settings cures these, and never those (the corpus' table of what people report as cures).
 RESTART_CURES = frozenset(
-    "scheduler_assertion engine_dead engine_hang actor_died actor_unavailable node_died preempted object_lost"
-    " get_timeout nccl_timeout nccl_error gloo_error port_conflict".split()
+    [
+        "scheduler_assertion",
+        "engine_dead",
+        "engine_hang",
+        "actor_died",
+        "actor_unavailable",
+        "node_died",
+        "preempted",
+        "object_lost",
+        "get_timeout",
+        "nccl_timeout",
+        "nccl_error",
+        "gloo_error",
+        "port_conflict",
+    ]
 )
-RESTART_IS_BLIND = frozenset("config_invalid batch_indivisible user_code dependency_mismatch".split())
+RESTART_IS_BLIND = frozenset(["config_invalid", "batch_indivisible", "user_code", "dependency_mismatch"])
 
 
 class Case(NamedTuple):
