@@ -49,6 +49,7 @@ _NODE_S = 5.0
 _AROUND_S = 2.0
 _REAP_S = 300.0
 _END_S = 30.0
+_LATE_S = 5.0  # between a look at the workers and what is kept of it
 _QUIET_S = 3_600.0  # deaths are told of; there is nothing to look for
 _PLUGIN = "rayguard.cluster.plugin"
 _MAX_RECORDINGS = 100
@@ -214,6 +215,11 @@ class NodeAgent:
         saved = agent_marker.load(self._home, f"{self._node_id}.known.json")
         before = [_worker(one) for one in saved or ()]
         self._deaths.watch({one.process: one for one in before})
+        # And who came after its last look and went with it: Ray's memory monitor kills several at once.
+        last_at = agent_marker.last_at(self._home, self._node_id)
+        if last_at is not None:
+            for worker_id in self._cluster.gone_since(last_at - _LATE_S):
+                self._deaths.reported(worker_id)
 
     def _hello(self) -> dict[str, Any]:
         endpoint = self._endpoint

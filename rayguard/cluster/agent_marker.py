@@ -6,6 +6,7 @@ library only, since every worker under the plugin does so.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,15 @@ def there(home: Path, node_id: str, wanted: str) -> bool:
     if said.get("version") != wanted or not world() or said.get("world") != world():
         return False
     return ProcessId(int(said.get("pid", 0)), int(said.get("started", 0))).alive()
+
+
+def last_at(home: Path, node_id: str) -> float | None:
+    """Return when the node's agent last wrote one of its files (wall clock); None where it left none."""
+    times = []
+    for name in (f"{node_id}.json", f"{node_id}.known.json"):
+        with contextlib.suppress(OSError):
+            times.append((home / AGENTS / name).stat().st_mtime)
+    return max(times, default=None)
 
 
 def forget(home: Path, node_id: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayguard.cluster.death_story import ActorFacts, RaysWord
+from rayguard.process.identity import ProcessId
 from rayguard.process.killer_evidence import last_lines
 from rayguard.recovery.harmless import harmless
 
@@ -96,6 +97,29 @@ class ClusterOfAgent:
             if (match := _LOG.fullmatch(path.name)) and match[2] == str(pid)
         ]
         return max(found, key=lambda one: one[0].stat().st_mtime)[1] if found else ""
+
+    def gone_since(self, since: float) -> list[str]:
+        """Return the ids of the dead workers of this node whose logs were written to since then (wall clock).
+
+        Asks only for those whose process is gone; nodes that share a machine share the folder of logs.
+        """
+        found = []
+        for path in _logs().glob("worker-*.err"):
+            match = _LOG.fullmatch(path.name)
+            with harmless("agent_gcs"):
+                recent = match is not None and path.stat().st_mtime >= since
+                if match and recent and ProcessId.of(int(match[2])) is None and self._is_here(match[1]):
+                    found.append(match[1])
+        return found
+
+    def _is_here(self, worker_id: str) -> bool:
+        from ray import WorkerID  # noqa: PLC0415 - only where Ray runs
+        from ray.core.generated import gcs_pb2  # noqa: PLC0415
+
+        found = _accessor().get_worker_info(WorkerID(bytes.fromhex(worker_id)))
+        if found is None:
+            return False
+        return str(gcs_pb2.WorkerTableData.FromString(found).worker_address.node_id.hex()) == self.node_id
 
     def stderr_of(self, worker_id: str, pid: int) -> str:
         """Return where a worker of this node wrote its standard error to; '' for nowhere."""

@@ -74,6 +74,40 @@ def test_a_look_that_ends_after_the_agent_leaves_nothing_behind(made, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+class Told(Deaths):
+    def __init__(self):
+        super().__init__()
+        self.ids = []
+
+    def reported(self, worker_id):
+        self.ids.append(worker_id)
+
+
+@pytest.mark.parametrize("marker", ["n.json", "n.known.json"])
+def test_who_went_together_with_the_agent_is_asked_for_by_its_next_life(made, tmp_path, marker):
+    """Ray's memory monitor kills several at once, also a worker that no look has seen yet."""
+    agent_marker.save(tmp_path, marker, [])
+    last_at = agent_marker.last_at(tmp_path, "n")
+    asked = []
+
+    class Cluster:
+        def gone_since(self, since):
+            asked.append(since)
+            return ["worker"]
+
+    made._cluster, made._deaths = Cluster(), Told()
+    made._recall()
+    assert made._deaths.ids == ["worker"]
+    assert last_at - 60 < asked[0] < last_at
+
+
+def test_the_first_agent_of_a_node_asks_for_no_earlier_deaths(made):
+    """They were before its time: nobody had asked it to watch."""
+    made._deaths = Told()
+    made._recall()
+    assert made._deaths.ids == []
+
+
 def test_an_agent_that_cannot_end_itself_ends_all_the_same(made, monkeypatch):
     """It has stopped its rounds: it would hold its name and its node for ever, and do nothing."""
     ended = []
