@@ -13,6 +13,8 @@ from rayguard.faults.printed.frames import frame_in
         (r"  File \"/a/b.py\", line 3, in f", Frame("/a/b.py", 3, "f")),
         ('  File "/a/b.py", line ~21, in f', Frame("/a/b.py", 21, "f")),
         ('  File "/a/b.py", line 3, in <mod', Frame("/a/b.py", 3, "<module>")),
+        ('File "/a/b.py", line 3, in f x = g(y) ^^^^', Frame("/a/b.py", 3, "f", "x = g(y) ^^^^")),
+        ('  File "/a/b.py", line 3, in f (Current frame)', Frame("/a/b.py", 3, "f")),
         ("  File /a/b.py, line 3, in C.f", Frame("/a/b.py", 3, "C.f")),
         ("  File /a/b.py line 3", Frame("/a/b.py", 3, "<module>")),
         ("File ~/b.py:53, in f(x)", Frame("~/b.py", 53, "f")),
@@ -26,10 +28,10 @@ from rayguard.faults.printed.frames import frame_in
     ],
 )
 def test_a_frame_is_read(text, frame):
-    """File, line and function."""
+    """File, line and function, and its code where that stands on the same line."""
     read = frame_in(text)
     assert read is not None
-    assert (read.file, read.line, read.function) == (frame.file, frame.line, frame.function)
+    assert read == frame
 
 
 @pytest.mark.parametrize(

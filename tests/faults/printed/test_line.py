@@ -36,6 +36,20 @@ FORMS = {
         "ERROR",
         "gone",
     ),
+    "logs/raylet.out:12:[2025-05-13 10:58:47,347 W 30 31] actor_manager.cc:110: gone": (
+        "logs/raylet.out 30 31",
+        "actor_manager.cc:110",
+        "WARNING",
+        "gone",
+    ),
+    "./worker-7e.err:  File": ("./worker-7e.err", "", "", "  File"),
+    "/opt/lib/a.py:36: UserWarning: it is incompatible": (
+        "",
+        "",
+        "WARNING",
+        "/opt/lib/a.py:36: UserWarning: it is incompatible",
+    ),
+    "./a.log: no such file": ("", "", "", "./a.log: no such file"),
     "bench-1.node001.gpu0 [stderr] [rank11]:   File": ("bench-1.node001.gpu0 rank11", "stderr", "", "  File"),
     "(Trainer pid=7) \rEpoch:  25%|## | 1/4 [00:01, 9.5s/it, loss=nan]": (
         "Trainer pid=7",
