@@ -43,13 +43,6 @@ FORMS = {
         "gone",
     ),
     "./worker-7e.err:  File": ("./worker-7e.err", "", "", "  File"),
-    "/opt/lib/a.py:36: UserWarning: it is incompatible": (
-        "",
-        "",
-        "WARNING",
-        "/opt/lib/a.py:36: UserWarning: it is incompatible",
-    ),
-    "./a.log: no such file": ("", "", "", "./a.log: no such file"),
     "bench-1.node001.gpu0 [stderr] [rank11]:   File": ("bench-1.node001.gpu0 rank11", "stderr", "", "  File"),
     "(Trainer pid=7) \rEpoch:  25%|## | 1/4 [00:01, 9.5s/it, loss=nan]": (
         "Trainer pid=7",
@@ -96,6 +89,7 @@ PLAIN = (
     "12 of 13: done",
     "(a) first, (b) second",
     "assert x == (y)",
+    "./a.log: no such file",
 )
 
 
@@ -112,6 +106,14 @@ def test_a_known_prefix_tells_whose_line_it_is(raw):
 def test_what_is_no_prefix_stays(raw):
     """Brackets alone are no prefix."""
     assert peel(raw) == Line(0, raw, width=len(raw))
+
+
+def test_a_warning_of_python_is_mild():
+    """Its text stays whole: it says where it was given."""
+    line = peel("/opt/lib/a.py:36: UserWarning: it is incompatible with b")
+    assert line.mild
+    assert line.text.startswith("/opt/lib/a.py:36: UserWarning: ")
+    assert not peel("ValueError: a.py gave a UserWarning: it is incompatible").mild
 
 
 def test_overwritten_progress_is_not_there_any_more():
