@@ -24,7 +24,7 @@ _VLLM_PART = r"Worker_\w{1,20}|EngineCore\w{0,20}|(?:API|Api)Server\w{0,20}|Vllm
 
 _FORMS = (
     # Ray as in "(WorkerDict pid=1, ip=10.0.0.1)", vLLM as in "(EngineCore_0 pid=1)"
-    r"(?P<who>\((?:[\w.:<>/+\-]{1,120} ){0,3}(?:pid|rank|node_ip|ip)=[^()]{1,120}\))[ :]?",
+    r"(?P<who>\((?:[\w.:<>/+\-=\[\]]{1,120} ){0,3}(?:pid|rank|node_ip|ip)=[^()]{1,120}\))[ :]?",
     rf"(?P<who>\((?:{_RAY_PART}|{_VLLM_PART})(?:[ ,+][^()]{{0,80}})?\))[ :]?",
     # torch: "[rank3]:", torchrun: "[default0]:"; srun -l: "12: "; pdsh: "node01: "
     r"(?P<who>\[(?:rank|default|worker|node|trainer|rollout)[\w.\-]{0,40}\]):? ?",
