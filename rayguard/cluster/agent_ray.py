@@ -45,13 +45,11 @@ class ClusterOfAgent:
 
     def worker(self, worker_id: str) -> RaysWord | None:
         """Return Ray's row of a worker; None when it has none (any more)."""
-        from ray import WorkerID  # noqa: PLC0415 - only where Ray runs
-        from ray.core.generated import common_pb2, gcs_pb2  # noqa: PLC0415
+        from ray.core.generated import common_pb2  # noqa: PLC0415 - only where Ray runs
 
-        found = _accessor().get_worker_info(WorkerID(bytes.fromhex(worker_id)))
-        if found is None:
+        row = _worker_row(worker_id)
+        if row is None:
             return None
-        row = gcs_pb2.WorkerTableData.FromString(found)
         return RaysWord(
             worker_id=worker_id,
             pid=int(row.pid),
@@ -108,18 +106,12 @@ class ClusterOfAgent:
             match = _LOG.fullmatch(path.name)
             with harmless("agent_gcs"):
                 recent = match is not None and path.stat().st_mtime >= since
-                if match and recent and ProcessId.of(int(match[2])) is None and self._is_here(match[1]):
+                if not (match and recent) or ProcessId.of(int(match[2])) is not None:
+                    continue
+                row = _worker_row(match[1])
+                if row is not None and row.worker_address.node_id.hex() == self.node_id:
                     found.append(match[1])
         return found
-
-    def _is_here(self, worker_id: str) -> bool:
-        from ray import WorkerID  # noqa: PLC0415 - only where Ray runs
-        from ray.core.generated import gcs_pb2  # noqa: PLC0415
-
-        found = _accessor().get_worker_info(WorkerID(bytes.fromhex(worker_id)))
-        if found is None:
-            return False
-        return str(gcs_pb2.WorkerTableData.FromString(found).worker_address.node_id.hex()) == self.node_id
 
     def stderr_of(self, worker_id: str, pid: int) -> str:
         """Return where a worker of this node wrote its standard error to; '' for nowhere."""
@@ -235,6 +227,14 @@ def _accessor() -> Any:
     from ray._private import state  # noqa: PLC0415 - only where Ray runs
 
     return state.state._connect_and_get_accessor()  # noqa: SLF001
+
+
+def _worker_row(worker_id: str) -> Any | None:
+    from ray import WorkerID  # noqa: PLC0415 - only where Ray runs
+    from ray.core.generated import gcs_pb2  # noqa: PLC0415
+
+    found = _accessor().get_worker_info(WorkerID(bytes.fromhex(worker_id)))
+    return None if found is None else gcs_pb2.WorkerTableData.FromString(found)
 
 
 def _job(row: Any) -> str:
