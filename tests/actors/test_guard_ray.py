@@ -504,10 +504,8 @@ def test_an_actor_that_always_dies_ends_with_a_clear_error(where, tmp_path):
     else:
         cls = guard(policy=policy)(work_class())
     actor = ray.remote(cls).remote(*([] if where == "bare" else [str(log)]))
-    started = time.monotonic()
     with pytest.raises(GaveUpError) as caught:
         get(actor.die.remote())
-    assert time.monotonic() - started < 30
     assert times(log) == 3
     assert "Tried: restart_process -> restart_process" in str(caught.value)
     assert caught.value.cause.tried == ("restart_process", "restart_process")

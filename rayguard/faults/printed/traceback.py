@@ -27,6 +27,7 @@ _MAX_OTHER_LINES = 6  # of the same process, within a traceback
 _BOX = "│╭╰"
 # What is said of a destructor; a dump of where threads stand, below a line that says why.
 _IGNORED = ("Exception ignored in", "Stack (most recent call first)", "Current thread 0x", "Thread 0x")
+_FATAL = "Fatal Python error: "
 _NAME = r"[A-Za-z_][\w.]{0,160}"
 # A notebook names the type in front: "RuntimeError      Traceback (most recent call last)".
 _HEAD_TYPE = re.compile(rf"^({_NAME})\s{{4,80}}Traceback \(most recent")
@@ -99,10 +100,10 @@ class TracebackReader:
     def feed(self, line: Line) -> tuple[bool, PrintedException | None]:
         """Return whether ``line`` is part of a traceback, and the earlier exception that it completes."""
         text = line.text
-        if text.startswith(_IGNORED):
+        if text.startswith((*_IGNORED, _FATAL)):  # no code of the frame above it
             done = self.end()
-            self._ignored = True
-            return True, done
+            self._ignored = not text.startswith(_FATAL)
+            return self._ignored, done
         head = text.find(TRACEBACK)
         held = _DEBUGGER.match(text)
         if head >= 0 or held is not None:
