@@ -23,6 +23,7 @@ _OTHERS = tuple(
         rf"^\s{{0,12}}(?:File )?(?P<file>\S{{1,400}}\.py):{_LINE}[,:]? in {_FUNCTION}",
         # As people shorten it: "a.py, in f", "a.py, line 53, in f"; without its quotation marks.
         rf"^\s{{0,12}}(?P<file>[^\s\"']{{1,400}}\.py),?(?:,| line {_LINE},?) in {_FUNCTION}$",
+        rf"^(?P<file>[^\s\"']{{1,400}}\.py)\",? line {_LINE},? in {_FUNCTION}$",  # the text begins within it
         rf"^\s{{0,12}}File (?P<file>[^\s\"',]{{1,400}}\.py),? line {_LINE}(?:,? in {_FUNCTION})?$",
         # As programs in other languages print theirs: "at f (a.py:53)".
         rf"^\s{{0,12}}at {_FUNCTION} \((?P<file>[^\s\"'()]{{1,400}}\.py):{_LINE}\)$",

@@ -26,11 +26,12 @@ _MAX_OTHER_LINES = 6  # of the same process, within a traceback
 
 _BOX = "│╭╰"
 # What is said of a destructor; a dump of where threads stand, below a line that says why.
-_IGNORED = ("Exception ignored in", "Stack (most recent call first)", "Current thread 0x", "Thread 0x")
+_DUMPS = ("Stack (most recent call first)", "Current thread 0x", "Thread 0x")
+_IGNORED = ("Exception ignored in", *_DUMPS)
 _FATAL = "Fatal Python error: "
 _NAME = r"[A-Za-z_][\w.]{0,160}"
 # A notebook names the type in front: "RuntimeError      Traceback (most recent call last)".
-_HEAD_TYPE = re.compile(rf"^({_NAME})\s{{4,80}}Traceback \(most recent")
+_HEAD_TYPE = re.compile(rf"^({_NAME})(?:\(({_NAME})\))?\s{{4,80}}Traceback \(most recent")
 # VS Code's debugger names the type, then the message; its frames begin with the innermost.
 _DEBUGGER = re.compile(rf"^(?:Exception has occurred|发生异常): ({_NAME})")
 # The line of code that rich and typer, or a notebook, mark below a frame.
@@ -95,6 +96,7 @@ class TracebackReader:
     _others: int = 0
     _wants_code: bool = False
     _ignored: bool = False  # Python said "Exception ignored in", of a destructor
+    _dump: bool = False  # of threads: no exception ends it, and one below it is another one
     _open: bool = False  # a head or a frame was seen, and no type yet
 
     def feed(self, line: Line) -> tuple[bool, PrintedException | None]:
@@ -103,6 +105,7 @@ class TracebackReader:
         if text.startswith((*_IGNORED, _FATAL)):  # no code of the frame above it
             done = self.end()
             self._ignored = not text.startswith(_FATAL)
+            self._dump = text.startswith(_DUMPS)
             return self._ignored, done
         head = text.find(TRACEBACK)
         held = _DEBUGGER.match(text)
@@ -112,7 +115,7 @@ class TracebackReader:
             self._open, self._at, self._ignored = True, line, ignored
             self._inside_out = held is not None
             named = held or _HEAD_TYPE.match(text)
-            self._named = "" if named is None else named[1]
+            self._named = "" if named is None else named[named.lastindex or 1]
             return named is not None or head == 0 or text[:head].isspace(), done
         if text[:1] in _BOX:
             return self._boxed(text.strip(f"{_BOX} "), line)
@@ -122,8 +125,10 @@ class TracebackReader:
         if frame is not None and not below:
             dumped = not self._open and _DUMPED.match(text) is not None  # and its head was cut off
             done = self._add_frame(frame, line, "" if run_in is None else run_in[1])
-            self._ignored = self._ignored or dumped
+            self._ignored, self._dump = self._ignored or dumped, self._dump or dumped
             return True, done
+        if self._dump and text[:1].strip() and _typed(text) is not None:
+            return self._begin(line)
         if self._open:
             return self._within(line)
         return self._after(line)
@@ -150,7 +155,7 @@ class TracebackReader:
         self._frames, self._wrapped, self._message = [], [], []
         self._type, self._at, self._others, self._wants_code, self._open = "", None, 0, False, False
         self._said = self._named = self._asserted = ""
-        self._ignored, self._inside_out, self._outer = False, False, ([], "")
+        self._ignored, self._dump, self._inside_out, self._outer = False, False, False, ([], "")
         return done
 
     def _guess_type(self) -> None:
