@@ -127,9 +127,8 @@ class TracebackReader:
             done = self._add_frame(frame, line, "" if run_in is None else run_in[1])
             self._ignored, self._dump = self._ignored or dumped, self._dump or dumped
             return True, done
-        if self._dump and text[:1].strip() and _typed(text) is not None:
-            return self._begin(line)
-        if self._open:
+        below_dump = self._dump and text[:1].strip() != "" and _typed(text) is not None
+        if self._open and not below_dump:
             return self._within(line)
         return self._after(line)
 
