@@ -12,7 +12,10 @@ _RAISE = re.compile(
     r"^raise ((?:\w{1,80}\.){0,8}_{0,2}[A-Z]\w{0,160})\b(?!\.)(\(| from )?(.{0,400})"
 )  # a class, not `raise value`
 _FORMATTED = re.compile(r"['\"] ?(?:\.format\(|%|\+|,)")  # after the literal
+_SUBSCRIPT = re.compile(r"^\s*~+\^+\s*$")
 _WHOLE_NAME = re.compile(rf"{ENDINGS}$")
+_MISTAKES = frozenset({"AttributeError", "NameError", "UnboundLocalError", "TypeError", "ZeroDivisionError"})
+_ENDS_OF_MISTAKES = ("'", " not defined", " by zero", " a value", "callable", "iterable", "subscriptable")
 # What Python itself says with one type only: it names the type where that was cut off.
 _SAID_BY = {
     name: re.compile(form)
@@ -37,8 +40,13 @@ _SAID_BY = {
 }
 
 
-def from_code(code: str) -> tuple[str, str]:
-    """Return type and message of an exception whose last line was cut off, from the code that raised it."""
+def from_code(code: str, marks: str = "") -> tuple[str, str]:
+    """Return type and message of an exception whose last line was cut off, from the code that raised it.
+
+    ``marks`` is the line below it, in which Python 3.11 marks what raised: ``~~~~^^^^`` a subscript.
+    """
+    if code.endswith("]") and _SUBSCRIPT.match(marks):
+        return "KeyError", ""
     if code.startswith(("assert ", "assert(")):
         return "AssertionError", ""
     found = _RAISE.match(code)
@@ -54,6 +62,12 @@ def completed(name: str, message: str, code: str) -> str:
     raised, whole = from_code(code)
     same = raised.rpartition(".")[2] == name.rpartition(".")[2]
     return _FORMATTED.split(whole)[0] if same and whole.startswith(message) else message
+
+
+def mistake_saying(text: str) -> str:
+    """Return the type of a mistake in code that says ``text``, where it is printed without its type."""
+    name = type_saying(text) if text.endswith(_ENDS_OF_MISTAKES) else ""
+    return name if name in _MISTAKES else ""
 
 
 def type_saying(message: str) -> str:
