@@ -39,6 +39,9 @@ _ENGINE = re.compile(r"EngineCore|\bengine_core\b")
 _WORKER = re.compile(
     r"VllmWorker|Worker_(?:TP|DP|PP)|WorkerProc|RayWorkerWrapper|RayWorkerVllm|multiproc_worker|ModelRunner"
 )
+# vLLM's files that print what its processes raised: "ERROR 08-18 02:14:37 async_llm_engine.py:57] ..."
+_CORE_SOURCES = ("core.py:", "engine.py:", "async_llm_engine.py:", "async_llm.py:")
+_WORKER_SOURCES = ("multiproc_worker_utils.py:", "multiproc_executor.py:", "worker_base.py:")
 _CORE_FILES = (
     "vllm/v1/engine/core.py",
     "sglang/srt/managers/scheduler.py",
@@ -160,8 +163,8 @@ def _role(one: PrintedException) -> str:
 
 
 def _role_by_name(line: Line) -> str:
-    if _WORKER.search(line.process):
+    if _WORKER.search(line.process) or line.source.startswith(_WORKER_SOURCES):
         return "engine_worker"
-    if _ENGINE.search(line.process) or line.source.startswith("core.py:"):
+    if _ENGINE.search(line.process) or line.source.startswith(_CORE_SOURCES):
         return "engine_core"
     return ""
