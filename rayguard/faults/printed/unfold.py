@@ -14,6 +14,7 @@ _FRAME = 'File "'
 _QUOTES = ("'", '"')
 _WRITTEN_QUOTE = 'File \\"'  # as JSON writes it
 _NESTED_QUOTE = 'File \\\\\\"'  # JSON within JSON
+_WRITTEN_FRAME = '\\n  File "'  # of a text within a message, without its head
 _NESTED = re.compile(r'\\(["\\])')
 _WRITTEN_END = re.compile(r"""(?<!\\)\\n(?:['"], ?['"])?""")  # "\n" as repr writes it, also between items
 _BEFORE_FRAME = re.compile(r'\s{1,8}(?=File "[^"]{1,400}", line \d{1,9})')
@@ -35,6 +36,8 @@ def unfolded(line: Line) -> tuple[Line, ...]:
         texts = text.splitlines()
     elif _HEAD in text and (_FRAME in text or _WRITTEN_QUOTE in text):
         texts = _of_repr(text) if _WRITTEN_END.search(text) else _of_joined(text)
+    elif _WRITTEN_FRAME in text:
+        texts = _of_repr(text)
     elif text[:1] in _QUOTES and text[-1:] == text[:1] and _WRITTEN_END.search(text):
         texts = _of_repr(text[1:-1])
     else:
