@@ -92,7 +92,7 @@ def test_an_actor_and_a_driver_know_themselves(cluster):
             return Incarnation.current(), PastDeath.before_this()
 
     actor = Knows.remote()
-    here, death = cluster.get(actor.current.remote(), timeout=60)
+    here, death = cluster.get(actor.current.remote(), timeout=150)
     context = cluster.get_runtime_context()
     assert here.actor_id == actor._actor_id.hex()
     assert (here.job_id, here.node_id) == (context.get_job_id(), context.get_node_id())

@@ -74,7 +74,7 @@ def journal():
 
 
 def get(ref):
-    return ray.get(ref, timeout=60)
+    return ray.get(ref, timeout=150)
 
 
 def test_a_restarted_actor_has_the_current_weights_and_answers_the_call_that_was_cut():

@@ -29,10 +29,10 @@ supervisor = installation.ensure_supervisor(job)
 again = installation.ensure_agents()
 
 actor = ray.remote(num_cpus=0)(Mortal).remote()
-pid = ray.get(actor.pid.remote(), timeout=60)
-child = ray.get(actor.fork.remote(600), timeout=60)
+pid = ray.get(actor.pid.remote(), timeout=150)
+child = ray.get(actor.fork.remote(600), timeout=150)
 (agent,) = installation.agents().values()
-until(lambda: any(w["pid"] == pid for w in ray.get(agent.readings.remote(), timeout=60)["workers"]))
+until(lambda: any(w["pid"] == pid for w in ray.get(agent.readings.remote(), timeout=150)["workers"]))
 os.kill(pid, signal.SIGKILL)
 incident = until(lambda: next((one for one in Journal(home()).read() if one.pid == pid), None), 180)
 try:

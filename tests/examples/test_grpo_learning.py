@@ -98,7 +98,7 @@ def test_the_tokenizer_speaks_every_byte_and_gives_text_back(model_dir):
 def test_the_trainer_scores_tokens_as_the_sampler_did(trainer, model, requests):
     """The oracle of the demo: the same weights give the same logprobs, to 1e-4."""
     samples = samples_of(model, requests(0))
-    scored = torch.tensor(ray.get(trainer.logprobs.remote(samples), timeout=60))
+    scored = torch.tensor(ray.get(trainer.logprobs.remote(samples), timeout=150))
     sampled = torch.tensor([sample.logprobs for sample in samples])
     assert (scored - sampled).abs().max() < 1e-4
 
@@ -110,7 +110,7 @@ def test_other_weights_do_not_score_alike(trainer, model, requests):
     wrong = [
         s.__class__(**{f: getattr(s, f) for f in s.__slots__} | {"tokens": s.tokens[::-1]}) for s in samples
     ]
-    scored = torch.tensor(ray.get(trainer.logprobs.remote(wrong), timeout=60))
+    scored = torch.tensor(ray.get(trainer.logprobs.remote(wrong), timeout=150))
     assert (scored - torch.tensor([s.logprobs for s in samples])).abs().max() > 1e-2
 
 
@@ -119,8 +119,8 @@ def test_training_raises_the_reward_and_hands_out_its_weights(trainer, model, re
     """Thirty steps from chance to mostly even; each update is a new version."""
     rewards = []
     for step in range(30):
-        metrics = ray.get(trainer.step.remote(samples_of(model, requests(step))), timeout=60)
-        weights = ray.get(trainer.weights.remote(), timeout=60)
+        metrics = ray.get(trainer.step.remote(samples_of(model, requests(step))), timeout=150)
+        weights = ray.get(trainer.weights.remote(), timeout=150)
         model.load_state_dict(safetensors.torch.load(weights.payload))
         assert weights.version == f"update-{step + 1}"
         assert metrics.logp_diff < 1e-4

@@ -225,7 +225,7 @@ def test_an_owner_that_is_killed_loses_no_request_of_the_call_that_ray_repeats(c
             return os.getpid(), made, served
 
     def get(ref):
-        return cluster.get(ref, timeout=60)
+        return cluster.get(ref, timeout=150)
 
     holder = Holder.remote()
     before = get(holder.generate.remote(PROMPTS[:2], LONG, ["done-0", "done-1"]))[1]

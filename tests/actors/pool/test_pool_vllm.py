@@ -177,9 +177,9 @@ def test_an_actor_whose_memory_runs_out_is_replaced_by_its_pool(pool):
 
     pool.wait_ready(timeout_s=300)
     wanted, before = said(pool.generate(PROMPTS, SAMPLING)), len(incidents())
-    while ray.get(pool.handles["rollout-1"].age.remote(), timeout=60) < WARM_S:
+    while ray.get(pool.handles["rollout-1"].age.remote(), timeout=150) < WARM_S:
         assert said(pool.generate(PROMPTS, SAMPLING)) == wanted  # it grows from what it takes until then
-    ray.get(pool.handles["rollout-1"].hoard.remote(3), timeout=60)
+    ray.get(pool.handles["rollout-1"].hoard.remote(3), timeout=150)
     until = time.monotonic() + 300
     while "rollout-1" in pool.handles:
         assert said(pool.generate(PROMPTS, SAMPLING)) == wanted
@@ -215,7 +215,7 @@ def test_an_engine_whose_weights_lie_wrong_is_outvoted_and_loaded_again(pool, fo
     tiny_qwen.build(folder / "2", 1, spread=0.2)
     (folder / "current").write_text("2")
     name = next(iter(pool.handles))
-    ray.get(pool.handles[name].spoil_next.remote(3.0), timeout=60)
+    ray.get(pool.handles[name].spoil_next.remote(3.0), timeout=150)
     before = len(incidents())
     assert pool.update_weights() == "2"
     assert pool.wait_ready(timeout_s=300) == 3
