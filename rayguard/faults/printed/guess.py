@@ -46,7 +46,7 @@ def from_code(code: str, marks: str = "") -> tuple[str, str]:
     ``marks`` is the line below it, in which Python 3.11 marks what raised: ``~~~~^^^^`` a subscript.
     """
     if code.endswith("]") and _SUBSCRIPT.match(marks):
-        return "KeyError", ""
+        return "LookupError", ""  # of a mapping or of a sequence
     if code.startswith(("assert ", "assert(")):
         return "AssertionError", ""
     found = _RAISE.match(code)
