@@ -42,11 +42,12 @@ def steps(diagnosis: Diagnosis) -> tuple[str, ...]:
     told = [RESTART[scope]]
     if diagnosis.poisoned:
         told.append("The process that saw it must end: its state cannot be trusted")
-    told.append(
-        "The same settings may be tried again"
-        if again
-        else "Change the settings first: the same ones fail again"
-    )
+    if again:
+        told.append("The same settings may be tried again")
+    elif scope is Scope.NODE:
+        told.append("On this node it fails again until that is put right")
+    else:
+        told.append("Change the settings first: the same ones fail again")
     if diagnosis.cures:
         told.append(f"Known to avoid it: {', '.join(spelled(cure) for cure in diagnosis.cures)}")
     return tuple(told)

@@ -374,6 +374,14 @@ def test_what_a_restart_cures_is_restarted(scope):
     assert any("must end" in one for one in steps(diagnosis(scope=scope, poisoned=True)))
 
 
+def test_a_broken_node_is_put_right_and_not_its_settings():
+    """No setting mends a GPU, or a disk that is full."""
+    told = steps(diagnosis(scope=Scope.NODE, retry_same_settings=False, poisoned=True))
+    assert told[0] == RESTART[Scope.NODE]
+    assert not any("settings" in one for one in told)
+    assert told[-1] == "On this node it fails again until that is put right"
+
+
 def test_words():
     """Sentences begin with a capital where they begin with a word; settings are spelled as vLLM does."""
     assert sentence("keep it off") == "Keep it off"
