@@ -12,7 +12,6 @@ _RAISE = re.compile(
     r"^raise ((?:\w{1,80}\.){0,8}_{0,2}[A-Z]\w{0,160})\b(?!\.)(\(| from )?(.{0,400})"
 )  # a class, not `raise value`
 _FORMATTED = re.compile(r"['\"] ?(?:\.format\(|%|\+|,)")  # after the literal
-_SUBSCRIPT = re.compile(r"^\s*~+\^+\s*$")
 _WHOLE_NAME = re.compile(rf"{ENDINGS}$")
 _MISTAKES = frozenset({"AttributeError", "NameError", "UnboundLocalError", "TypeError", "ZeroDivisionError"})
 _ENDS_OF_MISTAKES = ("'", " not defined", " by zero", " a value", "callable", "iterable", "subscriptable")
@@ -40,13 +39,8 @@ _SAID_BY = {
 }
 
 
-def from_code(code: str, marks: str = "") -> tuple[str, str]:
-    """Return type and message of an exception whose last line was cut off, from the code that raised it.
-
-    ``marks`` is the line below it, in which Python 3.11 marks what raised: ``~~~~^^^^`` a subscript.
-    """
-    if code.endswith("]") and _SUBSCRIPT.match(marks):
-        return "LookupError", ""  # of a mapping or of a sequence
+def from_code(code: str) -> tuple[str, str]:
+    """Return type and message of an exception whose last line was cut off, from the code that raised it."""
     if code.startswith(("assert ", "assert(")):
         return "AssertionError", ""
     found = _RAISE.match(code)

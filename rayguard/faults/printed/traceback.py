@@ -92,7 +92,6 @@ class TracebackReader:
     _said: str = ""  # the line after the frames, which may be a message without its type
     _asserted: str = ""  # the assertion on the line before, where the frame that it is of was cut off
     _named: str = ""  # the type that the head names
-    _marks: str = ""  # the line that marks what raised, below the last frame
     _inside_out: bool = False  # the innermost frame comes first
     _others: int = 0
     _wants_code: bool = False
@@ -154,7 +153,7 @@ class TracebackReader:
             )
         self._frames, self._wrapped, self._message = [], [], []
         self._type, self._at, self._others, self._wants_code, self._open = "", None, 0, False, False
-        self._said = self._named = self._asserted = self._marks = ""
+        self._said = self._named = self._asserted = ""
         self._ignored, self._dump, self._inside_out, self._outer = False, False, False, ([], "")
         return done
 
@@ -162,7 +161,7 @@ class TracebackReader:
         """Take what the code that raised, or the wrapper round it, says of an exception that was cut off."""
         frames, said = self._outer
         self._frames = self._frames or frames
-        named, message = from_code(self._frames[-1].code, self._marks) if self._frames else ("", "")
+        named, message = from_code(self._frames[-1].code) if self._frames else ("", "")
         if not named and self._said:
             named, message = type_saying(self._said), self._said
         self._type = named or self._named or (self._wrapped[-1] if self._wrapped else "")
@@ -190,14 +189,13 @@ class TracebackReader:
         self._frames.append(frame)
         del self._frames[: -2 * MAX_FRAMES]
         self._open, self._at, self._wants_code, self._others = True, line, True, 0
-        self._asserted = self._marks = ""
+        self._asserted = ""
         self._said = self._said if self._inside_out else ""
         return done
 
     def _within(self, line: Line) -> tuple[bool, PrintedException | None]:
         text = line.text
         if not text.strip() or _MARKS.match(text):
-            self._marks = text
             return True, None
         before, self._asserted = self._asserted, ""
         cell = _CELL_CODE.match(text)
