@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rayguard.actors import tasks, wrap
 from rayguard.actors.keeper import IDEMPOTENT, RAY_RETRIES
-from rayguard.actors.methods import public_methods
-from rayguard.actors.options import MARK, Guarding, filled, install
+from rayguard.actors.mark import Guarding
+from rayguard.actors.methods import MARK, public_methods
+from rayguard.actors.options import filled, install
 from rayguard.errors import ConfigError
 from rayguard.faults.fault import Role
 from rayguard.recovery.harmless import harmless

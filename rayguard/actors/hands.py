@@ -14,8 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rayguard.actors.leaks import free_leaks
-from rayguard.actors.options import mark_of
-from rayguard.actors.tasks import Task
+from rayguard.actors.mark import Task, mark_of
 from rayguard.engine.footprint import measure
 from rayguard.memory.probes.process import ProcessMemory
 from rayguard.memory.relief import Need, Relief, Tried

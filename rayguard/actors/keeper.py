@@ -1,7 +1,7 @@
 """A guarded call has failed: judge it, repeat it, or let the user's own error go out with its incident.
 
 The verdict is ``rayguard.faults.diagnose``, the decision ``rayguard.recovery.calls``; this carries it out.
-The wrappers that call it are ``rayguard.actors.wrap``, ending the process is ``rayguard.actors.restart``.
+The wrappers that call it are ``rayguard.actors.wrap``, ending the process is ``rayguard.actors.ending``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import AsyncRetrying, Retrying, retry_if_exception, wait_random_exponential
 
-from rayguard.actors import records, restart
+from rayguard.actors import ending, records, standing
 from rayguard.actors.incarnation import this_actor
-from rayguard.actors.options import Guarding, mark_of, ray_repeats
+from rayguard.actors.mark import Guarding, mark_of
+from rayguard.actors.retries import ray_repeats
 from rayguard.errors import RayguardError
 from rayguard.faults.diagnosis import Kind
 from rayguard.faults.fault import Fault, facts_of
@@ -113,7 +114,7 @@ class Rescue:
         diagnosis = records.diagnosed(fault)
         remedy = WATCHED if self._mark.watching else self._remedy(fault, diagnosis)
         incident = records.opened(
-            fault, diagnosis, remedy, target=self._target, incarnation=restart.standing.incarnation
+            fault, diagnosis, remedy, target=self._target, incarnation=standing.present.incarnation
         )
         incident = replace(incident, pid=os.getpid())
         if self._incident is not None:  # one call, one incident, however often it is repeated
@@ -166,9 +167,9 @@ class Rescue:
                 return True
             case Action.RESTART_PROCESS:
                 if self._ray_repeats():
-                    restart.end_process(incident)
+                    ending.end_process(incident)
                 attach(error, incident)
-                restart.end_process_after_answer(incident)
+                ending.end_process_after_answer(incident)
             case _:
                 failed = remedy.action is Action.GIVE_UP or self._repeated
                 incident = records.closed(incident, Outcome.FAILED if failed else Outcome.ANSWERED)
@@ -184,10 +185,10 @@ class Rescue:
             here = replace(fault, exceptions=local)
             if not local or not needs_new_process(records.diagnosed(here)):
                 return Restart.ELSEWHERE
-        if this_actor() is not self._instance or not restart.standing.incarnation.restartable:
+        if this_actor() is not self._instance or not standing.present.incarnation.restartable:
             return Restart.NOT_ALLOWED
         budget = self._mark.policy.process_budget
-        return Restart.POSSIBLE if budget.allows(restart.standing.restarts, fault.at) else Restart.SPENT
+        return Restart.POSSIBLE if budget.allows(standing.present.restarts, fault.at) else Restart.SPENT
 
     def _ray_repeats(self) -> bool:
         if self._creating:
@@ -195,7 +196,7 @@ class Rescue:
         retries = getattr(self._method, RAY_RETRIES, None)
         if not self._idempotent or retries == 0:
             return False
-        return retries is not None or ray_repeats(restart.standing.incarnation.actor_id, self._mark)
+        return retries is not None or ray_repeats(standing.present.incarnation.actor_id, self._mark)
 
 
 def _without_us(facts: tuple[ExceptionFact, ...]) -> tuple[ExceptionFact, ...]:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from rayguard.actors import boundary, records, recycle
 from rayguard.actors.hands import HOOKS, Hands
+from rayguard.actors.mark import Task
 from rayguard.actors.memory_aside import Aside
 from rayguard.actors.memory_story import ELSEWHERE, opened
-from rayguard.actors.tasks import Task
 from rayguard.memory.growth import Courses
 from rayguard.memory.growth_finder import LeakFinder
 from rayguard.memory.judge import Bounds, Judge
@@ -33,7 +33,7 @@ from rayguard.recovery.remedy import RECYCLED, Action, Remedy
 from rayguard.recovery.tally import TALLY
 
 if TYPE_CHECKING:
-    from rayguard.actors.options import Guarding
+    from rayguard.actors.mark import Guarding
     from rayguard.memory.growth import Growing
     from rayguard.memory.judge import Concern, State
     from rayguard.memory.reading import Sample

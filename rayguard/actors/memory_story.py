@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from rayguard.actors import records, restart
+from rayguard.actors import records, standing
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.memory.reading import Quantity
 from rayguard.recovery.incident import Incident
@@ -44,4 +44,4 @@ def opened(concern: Concern, target: str, where: str, found: str = "") -> Incide
         detect_s=0.0,
         notes=(found,) if found else (),
     )
-    return records.of_life(told, restart.standing.incarnation)
+    return records.of_life(told, standing.present.incarnation)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     F = TypeVar("F", bound=Callable[..., Any])
 
+MARK = "__rayguard__"  # the attribute of a class that holds its mark
 _GUARDED = "__rayguard_guarded__"
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rayguard.actors.guard import guard_class
 from rayguard.actors.hands import HOOKS
-from rayguard.actors.methods import leave
-from rayguard.actors.options import MARK, Guarding, mark_of
+from rayguard.actors.mark import Guarding, mark_of
+from rayguard.actors.methods import MARK, leave
 from rayguard.actors.surroundings import surroundings_of
 from rayguard.actors.tokens import keep_tokens
 from rayguard.errors import ConfigError

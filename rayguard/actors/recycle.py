@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rayguard.actors import kept, restart
+from rayguard.actors import ending, kept, standing
 from rayguard.actors.incarnation import ActorMemory, this_actor
-from rayguard.actors.options import ray_repeats
+from rayguard.actors.retries import ray_repeats
 from rayguard.home import home
 from rayguard.memory.probes.store import StoreProbe
 
 if TYPE_CHECKING:
-    from rayguard.actors.options import Guarding
+    from rayguard.actors.mark import Guarding
     from rayguard.recovery.incident import Incident
 
 _PART = "recycled"
@@ -33,7 +33,7 @@ def hindrance(instance: object, mark: Guarding, now: float) -> str:
     why = _ray_would_not(instance, mark)
     if why:
         return why
-    before = _times(restart.standing.incarnation.actor_id)
+    before = _times(standing.present.incarnation.actor_id)
     budget = policy.recycle_budget
     if not budget.allows(before, now):
         times = len(budget.recent(before, now))
@@ -42,7 +42,7 @@ def hindrance(instance: object, mark: Guarding, now: float) -> str:
 
 
 def _ray_would_not(instance: object, mark: Guarding) -> str:
-    life = restart.standing.incarnation
+    life = standing.present.incarnation
     if this_actor() is not instance:
         return "this is not the actor of its process"
     if not life.restartable:
@@ -59,7 +59,7 @@ def recycle(instance: Any, mark: Guarding, incident: Incident, now: float) -> No
         Exception: The state could not be kept: nothing has happened then.
     """
     policy = mark.policy.memory
-    life = restart.standing.incarnation
+    life = standing.present.incarnation
     if policy is not None and policy.recycle == "state":
         kept.keep(instance, life, home())
     budget = policy.recycle_budget if policy is not None else None
@@ -67,7 +67,7 @@ def recycle(instance: Any, mark: Guarding, incident: Incident, now: float) -> No
     recent = budget.recent(before, now) if budget is not None else ()
     ActorMemory(life.actor_id, _PART).save({"at": [*recent, now]})
     try:
-        restart.end_process_after_answer(incident)
+        ending.end_process_after_answer(incident)
     except Exception:
         kept.drop(life)
         raise

@@ -1,19 +1,17 @@
 """Process restarts of a guarded actor: noticed, counted across lives, bounded, and caused.
 
 Which life this is, and the memory of earlier ones, is ``rayguard.actors.incarnation``; when a process must
-be ended is decided by ``rayguard.recovery.calls`` and ``rayguard.recovery.machine``.
+be ended is decided elsewhere; how that is done, ``rayguard.actors.ending``.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from rayguard.actors import kept, leaving, records
+from rayguard.actors import kept, records, standing
 from rayguard.actors.incarnation import (
     PROCESS_PART,
     ActorMemory,
@@ -23,14 +21,12 @@ from rayguard.actors.incarnation import (
     this_actor,
 )
 from rayguard.actors.last_answer import Answer, LastAnswers, present_task
-from rayguard.actors.options import Guarding, mark_of
+from rayguard.actors.mark import Guarding, mark_of
 from rayguard.actors.postmortem import Postmortem
-from rayguard.actors.presence import last_page, leave_numbers, reap, record, show_if_asked
+from rayguard.actors.presence import last_page, reap, record, show_if_asked
 from rayguard.errors import GaveUpError, StateLostError
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.faults.fault import Fault, ProcessExit, Role
-from rayguard.process import recorder
-from rayguard.process.killer import RAYGUARD
 from rayguard.recovery.harmless import harmless
 from rayguard.recovery.incident import Incident, Outcome, attach
 from rayguard.recovery.remedy import RECYCLED, Action, Remedy
@@ -40,8 +36,6 @@ if TYPE_CHECKING:
 
     from rayguard.faults.diagnosis import Diagnosis
 
-_PART = PROCESS_PART
-_DEATH_OF_CHILDREN_S = 1.0
 _GONE = "exit code unknown"  # what a verdict quotes of an exit that nobody can explain
 _RESTART = Remedy(action=Action.RESTART_PROCESS)
 _BY_RAY = Remedy(
@@ -51,18 +45,6 @@ _ADVICE = (
     "read `rayguard incidents` and the actor's log for what ends it; when such deaths are to be expected, "
     "raise GuardPolicy(process_budget=...); then create the actor anew"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What this process knows of the lives before it: ``restarts`` are wall-clock seconds."""
-
-    incarnation: Incarnation
-    restarts: tuple[float, ...] = ()
-    incident: Incident | None = None  # the death that led to this life, until the actor serves again
-
-
-standing = Standing(Incarnation())
 
 
 def begin(instance: object) -> bool:
@@ -79,7 +61,7 @@ def begin(instance: object) -> bool:
 
 def opening(instance: object) -> bool:
     """Say, once, that ``instance`` is this process's actor and its outermost ``__init__`` begins here."""
-    global _opened  # noqa: PLW0603 - see `served`
+    global _opened  # noqa: PLW0603 - one actor lives in a process, and its calls must find this at once
     if _opened or this_actor() is not instance:
         return False
     _opened = True
@@ -92,93 +74,27 @@ def resume(instance: object) -> None:
     Raises:
         StateLostError: It cannot be had: the actor must not go on as if it were new.
     """
-    global gate  # noqa: PLW0603 - see `served`
-    if standing.incarnation.number > 0:
-        kept.resume(instance, standing.incarnation)
+    global gate  # noqa: PLW0603 - see `opening`
+    if standing.present.incarnation.number > 0:
+        kept.resume(instance, standing.present.incarnation)
         with harmless("kept answer"):
-            known = LastAnswers.of(standing.incarnation)
+            known = LastAnswers.of(standing.present.incarnation)
             if known is not None:
                 gate = _Repeated(instance, known)
 
 
 def served() -> None:
     """Close the incident that led to this life: the actor works again."""
-    global standing  # noqa: PLW0603 - one actor lives in a process, and its calls must find this at once
-    incident = standing.incident
+    incident = standing.present.incident
     if incident is not None and gate is not _refuse:
-        standing = replace(standing, incident=None)
+        standing.present = replace(standing.present, incident=None)
         with harmless("journal"):
             records.record(records.closed(incident, Outcome.RECOVERED, served=True))
 
 
-def end_process(incident: Incident | None) -> NoReturn:
-    """End this process, so that Ray starts the actor again and repeats its calls.
-
-    The next life closes ``incident``; None for a restart whose story somebody else tells.
-    """
-    with harmless("restart"):
-        recorder.ending(RAYGUARD + (incident.cause if incident else "its process has to be replaced"))
-        if incident is not None:
-            records.record(incident)
-            _leave_word(incident)
-        leave_numbers()
-        _end_children()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-    os._exit(1)  # sys.exit(0) and exit_actor() would mean to Ray that the actor wanted to go, for good
-
-
-def end_process_after_answer(incident: Incident) -> None:
-    """Let this call deliver its answer, then end the process: Ray starts the actor again.
-
-    For a call that must not run twice, and for a process that is replaced between two calls. Called at the
-    end of a method.
-    """
-    if leaving.is_leaving():  # other calls of this process may fail of the same poison
-        records.record_unless_repeated(records.closed(incident, Outcome.ANSWERED))
-        return
-    recorder.ending(RAYGUARD + incident.cause)
-    records.record(incident)
-    _leave_word(incident)
-    leave_numbers()
-    leaving.leave_soon(standing.incarnation, _end_children)
-
-
-def _leave_word(incident: Incident) -> None:
-    known = {"restarts": list(standing.restarts), "incident": incident.to_json()}
-    ActorMemory(standing.incarnation.actor_id, _PART).save(known)
-
-
-def leave_word_for(actor_id: str, incident: Incident) -> None:
-    """Let the next life of another actor close ``incident``: what ended this one is known elsewhere."""
-    memory = ActorMemory(actor_id, _PART)
-    memory.save({**memory.load(), "incident": incident.to_json()})
-
-
-def _end_children() -> None:
-    """End what we started and Ray would end too: children in our process group.
-
-    A forked child keeps Ray's connection open: Ray 2.60 does not see the actor's death before the child's
-    (measured: 11.7 s instead of 0.01 s).
-    """
-    from rayguard.process.identity import ProcessId  # noqa: PLC0415 - only on the way out
-    from rayguard.process.tree import descendants, end  # noqa: PLC0415
-
-    if os.getpgrp() == os.getpid():
-        ours = [child for child in descendants(ProcessId.me()) if _in_our_group(child.pid)]
-        end(ours, polite_s=0.0, force_s=_DEATH_OF_CHILDREN_S)
-
-
-def _in_our_group(pid: int) -> bool:
-    try:
-        return os.getpgid(pid) == os.getpgrp()
-    except ProcessLookupError:
-        return False
-
-
 def _open(instance: object) -> None:
     """Be the gate until the life has begun; for an actor without ``__init__`` it begins here."""
-    global gate  # noqa: PLW0603 - see `served`
+    global gate  # noqa: PLW0603 - see `opening`
     if not begin(instance):
         _refuse(instance)
     if opening(instance):
@@ -197,7 +113,7 @@ class _Repeated:
         self._instance, self._known = instance, known
 
     def __call__(self, instance: object) -> Answer | None:
-        global gate  # noqa: PLW0603 - see `served`
+        global gate  # noqa: PLW0603 - see `opening`
         if instance is not self._instance:
             return None
         with harmless("kept answer"):
@@ -224,9 +140,9 @@ def _refuse(instance: object) -> None:
     """Be the gate of an actor that has given up: every call is answered at once, by the whole story."""
     if this_actor() is not instance:
         return
-    incident = standing.incident
+    incident = standing.present.incident
     cause = incident.cause if incident else "its process keeps dying"
-    tried = (_RESTART.label,) * len(standing.restarts)
+    tried = (_RESTART.label,) * len(standing.present.restarts)
     advice = (incident.advice if incident else "") or _ADVICE
     error = GaveUpError(type(instance).__name__, cause, tried, advice)
     if incident is not None:
@@ -235,7 +151,7 @@ def _refuse(instance: object) -> None:
 
 
 def _enter(instance: object) -> None:
-    global gate, standing  # noqa: PLW0603 - see `served`
+    global gate  # noqa: PLW0603 - see `opening`
     actor = this_actor()
     if not inside_ray_worker() or (actor is not None and mark_of(type(actor)) is None):
         gate = None  # no guarded actor will ever live here
@@ -243,53 +159,55 @@ def _enter(instance: object) -> None:
         return  # a guarded object in a task or in another actor: no life to count
     gate = None  # first, so that a failure below is not met again by every call
     incarnation = Incarnation.current()
-    standing = Standing(incarnation)
+    standing.present = standing.Standing(incarnation)
     _show_itself(instance)
     reap()
     _watch_memory(instance)
     if incarnation.number == 0:
         return
     mark = mark_of(type(instance)) or Guarding()
-    memory = ActorMemory(incarnation.actor_id, _PART)
-    word = memory.load()
+    earlier_lives = ActorMemory(incarnation.actor_id, PROCESS_PART)
+    word = earlier_lives.load()
     earlier = tuple(float(at) for at in word.get("restarts", ()))
     now = time.time()
     recent = mark.policy.process_budget.recent(earlier, now)
     recycled = (word.get("incident") or {}).get("remedy") == RECYCLED.label  # has a budget of its own
     allowed = recycled or mark.watching or mark.policy.process_budget.allows(earlier, now)
-    standing = replace(standing, restarts=(*recent, now) if allowed and not recycled else recent)
+    restarts = (*recent, now) if allowed and not recycled else recent
+    standing.present = replace(standing.present, restarts=restarts)
     if not allowed:
         gate = _refuse  # before anything that may fail: the budget must hold
-    known = {"restarts": list(standing.restarts), "incident": None}
-    memory.save(known)
+    known = {"restarts": list(restarts), "incident": None}
+    earlier_lives.save(known)
     with harmless("incident"):
         incident = _incident(word, type(instance).__name__, mark)
-        memory.save({**known, "told": {"pid": incident.pid, "kind": incident.kind}})
-        standing = replace(standing, incident=incident if allowed else _given_up(incident))
+        earlier_lives.save({**known, "told": {"pid": incident.pid, "kind": incident.kind}})
+        standing.present = replace(standing.present, incident=incident if allowed else _given_up(incident))
 
 
 def _show_itself(instance: object) -> None:
     with harmless("recorder"):
         mark = mark_of(type(instance)) or Guarding()
-        show_if_asked(standing.incarnation, type(instance).__name__)
+        show_if_asked(standing.present.incarnation, type(instance).__name__)
         if mark.policy.flight_recorder:
-            record(standing.incarnation, type(instance).__name__)
+            record(standing.present.incarnation, type(instance).__name__)
 
 
 def _watch_memory(instance: object) -> None:
     with harmless("memory watch"):
         mark = mark_of(type(instance)) or Guarding()
         if mark.policy.memory is not None:
-            from rayguard.actors.memory import watch  # noqa: PLC0415 - it imports this module
+            from rayguard.actors import memory  # noqa: PLC0415 - costs 0.1 s, and drivers have no use for it
 
-            watch(instance, mark)
+            memory.watch(instance, mark)
 
 
 def _incident(word: dict[str, Any], target: str, mark: Guarding) -> Incident:
     """Return the incident that ended the last life: the one it left word of, else what Ray knows."""
     # What ran in its engine is known to nobody: the count died with the process.
     lost = None if mark.role is Role.ROLLOUT else 0
-    actor_id = standing.incarnation.actor_id
+    life = standing.present.incarnation
+    actor_id = life.actor_id
     if word.get("incident"):
         told = replace(Incident.from_json(word["incident"]), tokens_lost=lost)
         return Postmortem.of_word(told.pid, actor_id).noted_on(told)
@@ -299,11 +217,16 @@ def _incident(word: dict[str, Any], target: str, mark: Guarding) -> Incident:
     fault = Fault(role=mark.role, exits=exits, log=(death.how, *found.log), at=death.at)
     diagnosis = found.judged(_of_a_process(records.diagnosed(fault), death), death)
     remedy = _BY_RAY if mark.watching else _RESTART
-    incident = records.opened(fault, diagnosis, remedy, target=target, incarnation=standing.incarnation)
+    incident = records.opened(
+        fault, diagnosis, remedy, target=target, incarnation=standing.present.incarnation
+    )
     with harmless("status"):
         incident = replace(incident, notes=(*incident.notes, *last_page(death.pid, death.at)))
     incident = found.noted_on(incident)
-    number, node = standing.incarnation.number - 1, death.node_id or incident.node  # perhaps another one
+    number, node = (
+        standing.present.incarnation.number - 1,
+        death.node_id or incident.node,
+    )  # perhaps another one
     return replace(incident, pid=death.pid, node=node, incarnation=number, tokens_lost=lost)
 
 

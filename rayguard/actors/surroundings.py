@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rayguard.actors.ending import end_process
 from rayguard.actors.incarnation import ActorMemory, Incarnation
 from rayguard.actors.presence import refresh, show
-from rayguard.actors.restart import end_process
 from rayguard.engine.surroundings import Surroundings
 from rayguard.recovery.harmless import harmless
 

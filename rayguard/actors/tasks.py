@@ -13,10 +13,10 @@ import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
-from rayguard.actors import presence, restart, wrap
+from rayguard.actors import presence, standing, wrap
 from rayguard.actors.incarnation import Incarnation, inside_ray_worker, this_actor
-from rayguard.actors.methods import is_guarded, leave
-from rayguard.actors.options import MARK, Guarding, mark_of
+from rayguard.actors.mark import Guarding, Task, mark_of
+from rayguard.actors.methods import MARK, is_guarded, leave
 from rayguard.errors import ConfigError
 from rayguard.process import recorder
 from rayguard.recovery.harmless import harmless
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from types import FunctionType
 
 CALL = "task"  # what the one call of a task is called: `tokenize.task`
-
-
-class Task:
-    """Stands for a guarded function; each has a class of its own, of the function's name."""
 
 
 def guard_function(function: FunctionType, mark: Guarding) -> Callable[..., Any]:
@@ -75,14 +71,14 @@ def arrive(task: Task) -> None:
         if not inside_ray_worker() or this_actor() is not None:
             return  # called as a plain function
         name, mark = type(task).__name__, mark_of(type(task)) or Guarding()
-        if not restart.standing.incarnation.pid:
-            restart.standing = restart.Standing(_life())
-            presence.show_if_asked(restart.standing.incarnation, name)
+        if not standing.present.incarnation.pid:
+            standing.present = standing.Standing(_life())
+            presence.show_if_asked(standing.present.incarnation, name)
         if mark.policy.flight_recorder and recorder.current() is None:
-            presence.record(restart.standing.incarnation, name)
-        from rayguard.actors.memory import watch  # noqa: PLC0415 - it imports this module
+            presence.record(standing.present.incarnation, name)
+        from rayguard.actors import memory  # noqa: PLC0415 - costs 0.1 s, and drivers have no use for it
 
-        watch(task, mark)
+        memory.watch(task, mark)
 
 
 def _life() -> Incarnation:

@@ -13,8 +13,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from rayguard.actors import boundary, keeper, leaving, restart
-from rayguard.actors.methods import is_guarded, leave
-from rayguard.actors.options import MARK, mark_of
+from rayguard.actors.mark import mark_of
+from rayguard.actors.methods import MARK, is_guarded, leave
 from rayguard.process import recorder
 from rayguard.recovery import tally
 

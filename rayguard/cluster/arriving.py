@@ -10,9 +10,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from rayguard.actors import guard, keeper, presence, restart, tasks, wrap
+from rayguard.actors import guard, keeper, presence, restart, standing, tasks, wrap
 from rayguard.actors.incarnation import ActorMemory, inside_ray_worker, this_actor
-from rayguard.actors.options import MARK, mark_of
+from rayguard.actors.mark import mark_of
+from rayguard.actors.methods import MARK
 from rayguard.cluster import early as calls_before
 from rayguard.cluster import marks, unharmed, watched
 from rayguard.cluster.early import INIT
@@ -43,7 +44,7 @@ def guard_class(cls: type, named: dict[str, Any] | None) -> None:
 def everything() -> None:
     """Do all that a worker's start did not wait for."""
     arrive()
-    life = restart.standing.incarnation
+    life = standing.present.incarnation
     presence.show_page(life, _name)
     presence.show_if_asked(life, _name)
     if watched.config["metrics"]:
@@ -145,7 +146,7 @@ def _have_agents() -> None:
 
     if watched.config["agent"]:
         installation.ensure_agent_here()
-    job_id = restart.standing.incarnation.job_id
+    job_id = standing.present.incarnation.job_id
     if watched.config["supervisor"] and job_id and _is_ours_to_make(f"{installation.SUPERVISOR}{job_id}"):
         installation.ensure_supervisor(job_id)
 

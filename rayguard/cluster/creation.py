@@ -38,7 +38,7 @@ def _hooked(create: Any) -> Any:
         chosen = filled(asked, options)
         handle = create(self, args, kwargs, **chosen)
         with unharmed("options"):
-            from rayguard.actors.options import tell_retries  # noqa: PLC0415 - only for actors that were named
+            from rayguard.actors.retries import tell_retries  # noqa: PLC0415 - only for actors that were named
 
             made = not chosen.get("get_if_exists")
             tell_retries(handle._actor_id.hex(), chosen.get(_RETRIES) or 0, made=made)  # noqa: SLF001 - its only name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from rayguard.actors.options import Guarding
+from rayguard.actors.mark import Guarding
 from rayguard.errors import ConfigError
 from rayguard.memory.pressure import Thresholds
 from rayguard.recovery.budget import RestartBudget

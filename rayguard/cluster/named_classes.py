@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayguard.actors import records, restart
+from rayguard.actors import records, standing
 from rayguard.actors.incarnation import ActorMemory, this_actor
-from rayguard.actors.options import mark_of
+from rayguard.actors.mark import mark_of
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.recovery.incident import Incident, Outcome
 
@@ -42,7 +42,7 @@ def check(classes: dict[str, dict[str, Any]]) -> None:
     mark = None if actor is None else mark_of(type(actor))
     if mark is None or mark.watching or not mark.by_plugin:
         return
-    name, life = type(actor).__name__, restart.standing.incarnation
+    name, life = type(actor).__name__, standing.present.incarnation
     plain = getattr(type(actor), "__ray_actor_class__", type(actor))
     asked = classes.get(f"{plain.__module__}:{plain.__qualname__}")
     if asked is None or asked["max_restarts"] == 0 or life.max_restarts != 0 or _told(life.actor_id):
@@ -113,7 +113,7 @@ def _told(actor_id: str) -> bool:
 
 
 def _say(target: str, cause: str, advice: str) -> None:
-    life = restart.standing.incarnation
+    life = standing.present.incarnation
     if not _first(f"plugin:{life.job_id}:{cause}"):
         return
     _log.warning("rayguard: %s; %s", cause, advice)

@@ -13,11 +13,10 @@ import threading
 from types import FunctionType
 from typing import Any
 
-from rayguard.actors.methods import is_guarded, public_methods
+from rayguard.actors.methods import MARK, is_guarded, public_methods
 from rayguard.cluster.early import Late, dispatching
 from rayguard.cluster.unharmed import unharmed
 
-MARK = "__rayguard__"
 # Ray's machinery and our own. Libraries that run users' code (Train, Data, RLlib) are watched.
 _NOT_USERS = (
     "rayguard.",

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from rayguard.actors.mark import mark_of
 from rayguard.actors.memory import MemoryGuard
-from rayguard.actors.options import mark_of
 from rayguard.memory import judge, watcher
 from rayguard.memory.probes.files import FilesProbe
 from rayguard.memory.probes.here import Probes, Sources

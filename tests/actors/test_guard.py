@@ -12,7 +12,7 @@ import ray.cloudpickle
 
 from rayguard.actors import keeper, records, restart
 from rayguard.actors.guard import guard, method
-from rayguard.actors.options import MARK
+from rayguard.actors.methods import MARK
 from rayguard.errors import ConfigError, GaveUpError
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
 from rayguard.recovery import calls
@@ -715,7 +715,7 @@ def test_a_guarded_class_goes_whole_to_another_process_and_brings_the_hook(tmp_p
 import pickle, sys
 back = pickle.load(open(sys.argv[1], "rb"))
 import ray.actor
-from rayguard.actors.options import mark_of
+from rayguard.actors.mark import mark_of
 assert back().sync(lambda answer: answer) == "sync"
 assert mark_of(back).policy.call_retries == 2
 assert hasattr(ray.actor.ActorClass._remote, "__rayguard_hook__")

@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from rayguard.actors import boundary, incarnation, records, restart
+from rayguard.actors import boundary, incarnation, records, restart, standing
 from rayguard.actors.guard import guard
 from rayguard.actors.incarnation import ActorMemory, Incarnation, PastDeath
+from rayguard.actors.mark import mark_of
 from rayguard.errors import GaveUpError
 from rayguard.faults.fault import Role
 from rayguard.process import recorder
@@ -180,7 +181,7 @@ def life(monkeypatch, tmp_path, fake_table):
 
     def enter(number, cls):
         monkeypatch.setattr(restart, "gate", restart._open)
-        monkeypatch.setattr(restart, "standing", restart.Standing(Incarnation()))
+        monkeypatch.setattr(standing, "present", standing.Standing(Incarnation()))
         now = Incarnation(actor_id="abc", number=number, max_restarts=-1)
         monkeypatch.setattr(incarnation.Incarnation, "current", classmethod(lambda _: now))
         alive.append(cls.__new__(cls))  # as Ray does it: the actor is known before its __init__ runs
@@ -275,7 +276,7 @@ def test_a_death_nobody_left_word_of_is_known_from_ray(life):
 def test_tokens_of_an_engine_that_died_with_its_process_are_unknown(life, monkeypatch, role, lost, left_word):
     """Not 0: that would be a claim. The journal keeps it."""
     cls = actor_class()
-    mark = dataclasses.replace(restart.mark_of(cls), role=role)
+    mark = dataclasses.replace(mark_of(cls), role=role)
     monkeypatch.setattr(restart, "mark_of", lambda _: mark)
     if left_word:
         opened = Incident(id="one", kind="cuda_device_assert", scope="process", cause="because")

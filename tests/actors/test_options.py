@@ -6,7 +6,8 @@ import ray.actor
 
 from rayguard.actors import options
 from rayguard.actors.guard import guard
-from rayguard.actors.options import Guarding, filled, install, mark_of
+from rayguard.actors.mark import Guarding, mark_of
+from rayguard.actors.options import filled, install
 from rayguard.errors import ConfigError
 from rayguard.recovery.tally import TALLY
 

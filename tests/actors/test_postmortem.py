@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayguard.actors import postmortem, presence, restart
+from rayguard.actors import ending, postmortem, presence, restart
 from rayguard.actors.guard import guard
 from rayguard.actors.incarnation import Incarnation, PastDeath
 from rayguard.actors.postmortem import Postmortem
@@ -203,11 +203,11 @@ def test_the_policy_can_leave_it_off(off, wanted, tmp_path, monkeypatch):
 
 def test_an_end_that_rayguard_makes_is_told_so(off, tmp_path, monkeypatch):
     """And not taken for one by the user's own ``os._exit``."""
-    monkeypatch.setattr(restart, "_end_children", lambda: None)
+    monkeypatch.setattr(ending, "_end_children", lambda: None)
     flight = recorder.start(tmp_path, every_s=3600.0)
     ends = []
     monkeypatch.setattr(os, "_exit", ends.append)
-    restart.end_process(None)
+    ending.end_process(None)
     assert ends == [1]
     seen = gather(read_recording(flight.path), died_at=time.time())
     assert who_killed(seen).killer is Killer.RAYGUARD

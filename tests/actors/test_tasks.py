@@ -8,9 +8,10 @@ import ray
 import ray.cloudpickle
 
 import rayguard
-from rayguard.actors import boundary, hands, memory, records, restart, tasks
+from rayguard.actors import boundary, hands, memory, records, restart, standing, tasks
 from rayguard.actors.guard import guard
-from rayguard.actors.options import MARK, Guarding
+from rayguard.actors.mark import Guarding
+from rayguard.actors.methods import MARK
 from rayguard.errors import ConfigError
 from rayguard.memory.reading import Quantity, Reading, Sample
 from rayguard.process import recorder
@@ -27,7 +28,7 @@ def apart(monkeypatch, tmp_path):
     """A journal and a process state of the test's own."""
     monkeypatch.setenv("RAYGUARD_HOME", str(tmp_path))
     monkeypatch.setattr(restart, "gate", restart._open)
-    monkeypatch.setattr(restart, "standing", restart.standing)
+    monkeypatch.setattr(standing, "present", standing.present)
     monkeypatch.setattr(records, "_last_written", {})
     monkeypatch.setattr(boundary, "watch", None)
     yield

@@ -7,9 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from node_pair import WAIT_S, TwoNodes, until
-
-__all__ = ["WAIT_S", "TwoNodes", "two_nodes", "until"]
+from node_pair import TwoNodes
 
 
 @pytest.fixture(scope="module")

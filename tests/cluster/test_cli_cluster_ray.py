@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from conftest import WAIT_S, until
+from node_pair import WAIT_S, until
 
 from rayguard.recovery.incident import Incident, Outcome
 from rayguard.recovery.journal import Journal

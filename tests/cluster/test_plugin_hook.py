@@ -13,8 +13,9 @@ from importlib.util import spec_from_file_location
 
 import pytest
 
-from rayguard.actors import options as restart_options
-from rayguard.actors import restart
+from rayguard.actors import restart, retries
+from rayguard.actors.mark import Guarding
+from rayguard.actors.methods import MARK
 from rayguard.cluster import arriving, creation, driver, early, hook, marks, named_classes, plugin, watched
 from rayguard.cluster.plugin import RayguardPlugin, variables
 from rayguard.cluster.plugin_config import asked
@@ -433,7 +434,7 @@ def test_a_named_class_that_cannot_be_guarded_is_watched(watching, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("said", "options", "restarts", "retries"),
+    ("said", "options", "restarts", "repeats"),
     [
         ({}, {}, -1, -1),
         ({"idempotent": False}, {}, -1, 0),
@@ -442,25 +443,25 @@ def test_a_named_class_that_cannot_be_guarded_is_watched(watching, monkeypatch):
         ({}, {"max_restarts": 5, "max_task_retries": 1}, 5, 1),
     ],
 )
-def test_restart_options_are_filled_where_the_user_left_them_open(said, options, restarts, retries):
+def test_restart_options_are_filled_where_the_user_left_them_open(said, options, restarts, repeats):
     """What stands in the user's code wins."""
     config = asked({"guard": {"a:B": said}})
     chosen = creation.filled(config["guard"]["a:B"], options)
-    assert (chosen.get("max_restarts"), chosen.get("max_task_retries")) == (restarts, retries)
+    assert (chosen.get("max_restarts"), chosen.get("max_task_retries")) == (restarts, repeats)
 
 
-@pytest.mark.parametrize(("made", "retries"), [(True, 0), (False, 7)])
-def test_the_word_of_who_made_an_actor_stays(monkeypatch, made, retries):
+@pytest.mark.parametrize(("made", "repeats"), [(True, 0), (False, 7)])
+def test_the_word_of_who_made_an_actor_stays(monkeypatch, made, repeats):
     """``get_if_exists`` with other options finds it as it was made."""
-    memory = Memory({restart_options.RETRIES: 7})
-    monkeypatch.setattr(restart_options, "ActorMemory", lambda *_: memory)
+    memory = Memory({retries.RETRIES: 7})
+    monkeypatch.setattr(retries, "ActorMemory", lambda *_: memory)
     handle = types.SimpleNamespace(_actor_id=b"\1")
     modified = type("Found", (), {"__ray_actor_class__": Bare})
     actor_class = types.SimpleNamespace(__ray_metadata__=types.SimpleNamespace(modified_class=modified))
     monkeypatch.setattr(creation, "named", {f"{__name__}:Bare": asked({"guard": ["a:B"]})["guard"]["a:B"]})
     create = creation._hooked(lambda *_args, **_options: handle)
     create(actor_class, max_task_retries=0, get_if_exists=not made)
-    assert memory.values == {restart_options.RETRIES: retries}
+    assert memory.values == {retries.RETRIES: repeats}
 
 
 @pytest.fixture
@@ -575,7 +576,7 @@ def test_a_nested_class_that_ray_will_not_restart_is_told(monkeypatch):
 
     said = []
     Inner.__qualname__, Inner.__ray_actor_class__ = "Outer.Inner", Inner
-    actor = type("Inner", (Inner,), {restart_options.MARK: restart_options.Guarding(by_plugin=True)})()
+    actor = type("Inner", (Inner,), {MARK: Guarding(by_plugin=True)})()
     config = asked({"guard": ["__main__:Outer.Inner"]})["guard"]
     Inner.__module__ = "__main__"
     monkeypatch.setattr(named_classes, "this_actor", lambda: actor)

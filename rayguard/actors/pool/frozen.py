@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rayguard.actors import records, restart
+from rayguard.actors import ending, records
 from rayguard.actors.incarnation import Incarnation
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.faults.fault import Fault, Role, Silence
@@ -36,4 +36,4 @@ def tell(hello: Hello, target: str, silent_s: float, requests: int, state: str |
         incident = records.opened(fault, diagnosis, remedy, target=target, incarnation=life)
         incident = replace(incident, requests=requests)
         records.record(incident)
-        restart.leave_word_for(hello.actor_id, incident)
+        ending.leave_word_for(hello.actor_id, incident)

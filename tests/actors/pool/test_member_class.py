@@ -6,7 +6,7 @@ import pytest
 import ray
 
 import rayguard
-from rayguard.actors.options import mark_of
+from rayguard.actors.mark import mark_of
 from rayguard.actors.pool.ray_staff import actor_class
 from rayguard.errors import ConfigError
 

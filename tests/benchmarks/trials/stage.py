@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 import rayguard
-from rayguard.actors.options import MARK
+from rayguard.actors.methods import MARK
 from rayguard.testing.fuse import Fuse, fused
 from rayguard.testing.witness import witnessed
 from tests.engine.real import ENVIRONMENT
