@@ -43,7 +43,7 @@ _OURS = re.compile(r"/rayguard/(?:actors|engine|faults|metrics|process|recovery|
 _LEFT_OUT = ("...", "\N{HORIZONTAL ELLIPSIS}")  # by a person who shortened a long path
 _COMPILED = (".pyx", ".pxi", ".pxd", ".cpp", ".cc", ".cu", ".h", ".hpp")
 _POLITE_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-_ANSWERS = frozenset({"__getattr__", "__getattribute__"})
+_ANSWERS = frozenset({"__getattr__", "__getattribute__", "__torch_function__", "__torch_dispatch__"})
 _NAME_IN_WRAPPER = re.compile(r"\(([\w.]{1,200})\)$")
 
 
@@ -169,7 +169,7 @@ def origin_of_frames(*outwards: tuple[Frame, ...]) -> Origin | None:
     """Return whose code raised: the innermost frame outside the standard library says it."""
     # json.loads("{") is the caller's mistake, not json's: frames of the standard library are passed over,
     # and where an exception shows nothing else (Ray hides frames), the one it caused is asked. An attribute
-    # that is not there is the mistake of who asks for it, not of who answers.
+    # that is not there is the mistake of who asks for it, not of who answers; so is what a tensor's class is given.
     for frames in outwards:
         for index in range(len(frames) - 1, -1, -1):
             if index and frames[index].function.rpartition(".")[2] in _ANSWERS:
