@@ -168,8 +168,8 @@ def _exceptions(facts: list[ExceptionFact], source: Source, operation: str) -> I
 def origin_of_frames(*outwards: tuple[Frame, ...]) -> Origin | None:
     """Return whose code raised: the innermost frame outside the standard library says it."""
     # json.loads("{") is the caller's mistake, not json's: frames of the standard library are passed over,
-    # and where an exception shows nothing else (Ray hides frames), the one it caused is asked. An attribute
-    # that is not there is the mistake of who asks for it, not of who answers; so is what a tensor's class is given.
+    # and where an exception shows nothing else (Ray hides frames), the one it caused is asked. What an
+    # object's class is asked for or given is the mistake of who asks or gives, not of who answers.
     for frames in outwards:
         for index in range(len(frames) - 1, -1, -1):
             if index and frames[index].function.rpartition(".")[2] in _ANSWERS:
