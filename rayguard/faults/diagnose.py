@@ -43,11 +43,11 @@ def diagnose(fault: Fault, catalog: Catalog | None = None) -> Diagnosis:
     said = Said(seen)
     index = (catalog_in_use() if catalog is None else catalog).index
     matches = [match for match in (index.best(witness, said) for witness in seen) if match is not None]
-    match = first(matches, key=lambda match: _NEARNESS[match.tier].index(match.witness.source))
+    match = first(matches, key=lambda match: (_NEARNESS[match.tier].index(match.witness.source),))
     return unknown(seen) if match is None else verdict(match)
 
 
-def first(matches: Iterable[Match], key: Callable[[Match], int]) -> Match | None:
+def first(matches: Iterable[Match], key: Callable[[Match], tuple[int, ...]]) -> Match | None:
     """Return the match of the lowest tier, of these the one with the lowest ``key``, the first of equals."""
     return min(matches, key=lambda match: (match.tier, key(match)), default=None)
 

@@ -81,6 +81,7 @@ class Witness:
     root: bool = False  # the innermost of its chain, the oldest of the records
     origin: Origin | None = None  # whose code raised; None where the frames do not say
     mild: bool = False  # printed as a warning or below
+    later: bool = False  # who printed it says that another failure came first
     line: int = 0  # of a text, from 1; 0 where there is none
     times: int = 1  # how often the line was printed, where its printer counted
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_QUOTES = 6
 RIVAL_CONFIDENCE = 0.85  # of a cause beside which another kind of cause stands
+MILD_CONFIDENCE = 0.85  # of a cause that was printed as a warning only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,20 +68,24 @@ def report(seen: tuple[Witness, ...], catalog: Catalog) -> Report:
     said = Said(seen)
     found = (catalog.index.best(witness, said) for witness in seen)
     matches = sorted((match for match in found if match is not None), key=lambda match: match.witness.line)
-    best = first(matches, key=lambda match: match.witness.line)
+    best = first(matches, key=lambda match: (match.witness.later, match.witness.line))
     if best is None:
         return _unknown(seen)
     diagnosis = verdict(best)
     rivals = [match for match in matches if _is_rival(match, best)]
     if rivals:
         diagnosis = replace(diagnosis, confidence=min(diagnosis.confidence, RIVAL_CONFIDENCE))
+    if best.witness.mild:
+        diagnosis = replace(diagnosis, confidence=min(diagnosis.confidence, MILD_CONFIDENCE))
     return Report(
         diagnosis=diagnosis,
         evidence=(_evidence(best),),
         consequences=_distinct(
             match
             for match in matches
-            if match.witness.line > best.witness.line and not _is_rival(match, best)
+            if (match.witness.later or match.witness.line > best.witness.line)
+            and match is not best
+            and not _is_rival(match, best)
         ),
         others=_distinct(rivals),
     )

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rayguard.faults.printed.line import Line
 
 MAX_PROCESSES = 4_096
+# torchrun's summary lists the other ranks' failures before the one that came first.
+_OTHER_FAILURES, _FIRST_FAILURE = "Failures:", "Root Cause (first observed failure):"
 _MIN_WIDTH = 60  # of a terminal that breaks lines
 _WRAP_CHARS = 200  # looked at on either side of a break
 _NAMES = re.compile(r"[A-Za-z_][\w.]{0,160}(?:Error|Exception|Timeout|Interrupt)\b")
@@ -64,24 +66,33 @@ class Reader:
     def read(self, lines: Iterable[Line]) -> Iterator[Witness]:
         """Yield the facts, nearly in the order of their lines (an exception comes when it is complete)."""
         readers: dict[tuple[str, str], TracebackReader] = {}
+        later: set[tuple[str, str]] = set()  # of the readers, those of what is not the first failure
         before: Line | None = None
         for line in chain.from_iterable(map(unfolded, lines)):
             key = (line.process, line.source if line.source.endswith(tuple("0123456789")) else "")
             reader = readers.get(key)
             if reader is None:
                 if len(readers) >= MAX_PROCESSES:
-                    yield from _ended(readers.pop(next(iter(readers))))
+                    oldest = next(iter(readers))
+                    later.discard(oldest)
+                    yield from _ended(readers.pop(oldest))
                 reader = readers[key] = TracebackReader()
-            part, done = reader.feed(line)
-            if done is not None:
-                yield of_exception(done)
-            if not part and line.text and self._telling(line.text):
-                yield of_line(line)
+            for fact in self._facts(line, reader):
+                yield replace(fact, later=True) if key in later else fact
+            (later.add if _is_later(line, before=key in later) else later.discard)(key)
             if before is not None and _is_wrapped(before, line):
                 yield from self._across(before, line)
             before = line
         for reader in readers.values():
             yield from _ended(reader)
+
+    def _facts(self, line: Line, reader: TracebackReader) -> Iterator[Witness]:
+        """Yield the exception that ``line`` ended, and what it says itself."""
+        part, done = reader.feed(line)
+        if done is not None:
+            yield of_exception(done)
+        if not part and line.text and self._telling(line.text):
+            yield of_line(line)
 
     def _across(self, before: Line, line: Line) -> Iterator[Witness]:
         """Yield the two lines as one where only together they say something: a terminal broke it in two."""
@@ -95,6 +106,10 @@ class Reader:
 
     def _telling(self, text: str) -> bool:
         return self.catalog.index.speaks_of(text) or _NAMES.search(text) is not None
+
+
+def _is_later(line: Line, *, before: bool) -> bool:
+    return line.text.startswith(_OTHER_FAILURES) or (before and not line.text.startswith(_FIRST_FAILURE))
 
 
 def _is_wrapped(before: Line, line: Line) -> bool:

@@ -40,6 +40,42 @@ def test_the_earliest_cause_is_named_and_the_rest_are_consequences():
     ]
 
 
+TORCHRUN = """\
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  traceback : Traceback (most recent call last):
+    File "/home/me/train.py", line 9, in main
+      dist.barrier()
+    File "/opt/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 5356, in barrier
+      work.wait()
+  RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:30106
+
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  traceback : Traceback (most recent call last):
+    File "/home/me/train.py", line 11, in main
+      rate = cfg["critic"]["lr"]
+  KeyError: 'critic'
+
+============================================================
+"""
+
+
+def test_torchrun_says_itself_which_rank_failed_first():
+    """It lists the others before it: what their collectives met is a consequence."""
+    found = diagnose_text(TORCHRUN)
+    assert found.diagnosis.kind is Kind.USER_CODE
+    assert "KeyError: 'critic'" in found.diagnosis.cause
+    assert [(one.kind, one.line) for one in found.consequences] == [(Kind.GLOO_ERROR, 11)]
+    others_alone = diagnose_text(TORCHRUN.partition("Root Cause")[0])
+    assert others_alone.diagnosis.kind is Kind.GLOO_ERROR
+
+
 def test_two_causes_are_both_named():
     """The first is to be treated first; the answer is less sure of itself."""
     alone = diagnose_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")

@@ -12,7 +12,8 @@ from functools import lru_cache
 _DATE = r"(?:\d{4}[-/]\d{2}[-/]\d{2}|\d{2}[-/]\d{2}|20\d{6})"
 _TIME = r"\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?"
 STAMP = rf"(?:{_DATE}[T -]{_TIME}(?:Z|[+-]\d{{2}}:?\d{{2}})?|{_TIME})"
-LEVEL = r"(?:CRITICAL|EXCEPTION|FATAL|ERROR|WARNING|WARN|INFO|DEBUG|TRACE|Error|Warning|Info)"
+_LOUD = r"CRITICAL|EXCEPTION|FATAL|ERROR|WARNING|WARN|INFO|DEBUG|TRACE"
+LEVEL = rf"(?:{_LOUD}|Error|Warning|Info)"
 SOURCE = r"[\w./+-]{1,80}\.(?:py|cc|cpp|h|hpp|cu|c|go|rs):\d{1,6}"
 _MACHINE = r"(?:node|gpu|host|worker|ip|dgx|hgx|cn|nid|n|g|h)-?\d[\w.\-]{0,60}"
 _TALKS = (
@@ -72,7 +73,8 @@ _FORMS = (
         rf"{STAMP}\s{{1,4}}(?:-\s)?(?:(?P<source>[\w.]{{1,80}})\s-\s)?(?P<level>{LEVEL}):?\s{{1,8}}"
         rf"(?P<source2>{SOURCE})?(?:\s?(?:--|-|:)\s)?"
     ),
-    rf"{STAMP}\s{{1,4}}(?P<source>[A-Za-z][\w.]{{1,60}})\s(?P<level>{LEVEL}):\s",
+    # Python's logging as in "2025-01-01 00:00:00,123 trainer WARNING ", "... [trainer] WARNING: "
+    rf"{STAMP}\s{{1,4}}\[?(?P<source>[A-Za-z][\w.\-]{{1,60}})\]?\s{{1,8}}(?P<level>{_LOUD}):?\s{{1,8}}",
     rf"{STAMP}\s{{1,4}}\[(?P<level>{LEVEL})\]\s?",
     # a log that was exported as a table
     rf"\"{STAMP}\"\s?",

@@ -67,6 +67,8 @@ FORMS = {
     "WARNING:root:careful": ("", "root", "WARNING", "careful"),
     '"2025-08-07T21:02:33+08:00"   File': ("", "", "", "  File"),
     "20260320-11:20:06.245 Launcher ERROR: gone": ("", "Launcher", "ERROR", "gone"),
+    "2026-11-24 13:00:19,501 code_sandbox WARNING gone": ("", "code_sandbox", "WARNING", "gone"),
+    "2026-11-24 13:00:19,501 [code_sandbox] WARNING: gone": ("", "code_sandbox", "WARNING", "gone"),
     "2025-08-21T19:47:55.972+03:00 HTTP Error 429": ("", "", "", "HTTP Error 429"),
     "[Thu Mar 20 21:01:25 2025] oom_reaper": ("", "", "", "oom_reaper"),
     "Nov 20 18:00:00 gpu7 kernel: [12345.678901] NVRM: Xid": ("gpu7", "kernel", "", "NVRM: Xid"),
