@@ -162,7 +162,7 @@ memory = psutil.virtual_memory()
 used = (memory.total - memory.available) / memory.total
 os.environ["RAY_memory_usage_threshold"] = f"{used + 2.0e9 / memory.total:.4f}"
 os.environ["RAY_memory_monitor_refresh_ms"] = "100"
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 
 
 @ray.remote(num_cpus=0)

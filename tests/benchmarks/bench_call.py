@@ -80,7 +80,7 @@ def through_ray(calls):
     os.environ["RAY_AUTH_MODE"] = "disabled"
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         classes = {"bare": copy_of_plain("Bare", "sync"), "bare again": copy_of_plain("Again", "sync")}
         classes["guarded"] = rayguard.guard(copy_of_plain("Guarded", "sync"))

@@ -198,7 +198,7 @@ def test_async_engines_in_threads_and_ray_actors(told):
     """AsyncLLM built in an async Ray actor, off the main thread, through the actor's own server."""
     told = told("""
         import ray
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 
         @ray.remote
         class Rollout:

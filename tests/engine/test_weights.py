@@ -466,7 +466,7 @@ def test_a_real_actor_method_is_a_source(monkeypatch):
     """``trainer.weights.remote`` is all a user writes; a dead trainer is an error and no endless wait."""
     ray = pytest.importorskip("ray")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    ray.init(num_cpus=2, include_dashboard=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False)
     try:
 
         @ray.remote(num_cpus=0)

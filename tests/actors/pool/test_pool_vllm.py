@@ -102,7 +102,9 @@ def pool(folder):
         for name, value in {**environment, "RAY_AUTH_MODE": "disabled"}.items():
             patch.setenv(name, value)
         patch.setenv("PYTHONPATH", os.pathsep.join(PATHS))
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(
+            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+        )
         try:
             model = str(tiny_qwen.build(folder / "1", spread=0.2))
             (folder / "current").write_text("1")

@@ -65,7 +65,7 @@ def test_a_place_is_never_filled_anew_more_often_than_was_said(most, within_s, l
         place = place.filled(now, budget)
         filled.append(now)
     for last in filled:
-        assert sum(last - within_s < at <= last for at in filled) <= most
+        assert sum(0 <= last - at < within_s for at in filled) <= most
 
 
 class ActorDiedError(Exception):
