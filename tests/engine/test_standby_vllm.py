@@ -48,7 +48,8 @@ class Harness:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        values = {"temperature": 0, "max_tokens": 100, "logprobs": 1, "ignore_eos": True}
+        # Long enough that a strike after 200 tokens of 1,600 cannot come too late, on a busy machine either.
+        values = {"temperature": 0, "max_tokens": 200, "logprobs": 1, "ignore_eos": True}
         kind = RequestOutputKind.FINAL_ONLY
         params = SamplingParams(**{**values, **more}, repetition_penalty=1.3, output_kind=kind)
         if self.loop is None:
