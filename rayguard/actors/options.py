@@ -30,7 +30,7 @@ def _arrived(values: dict[str, Any]) -> Guarding:
     return Guarding(**values)
 
 
-copyreg.pickle(Guarding, _travelling)
+copyreg.pickle(Guarding, _travelling)  # not in `mark`, which what this file imports stands on
 
 
 def filled(mark: Guarding, options: dict[str, Any]) -> dict[str, Any]:

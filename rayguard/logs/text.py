@@ -7,7 +7,7 @@ signature may speak of become facts. Judging them is ``rayguard.logs.report``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -58,6 +58,17 @@ _WORKER_FILES = (
 
 
 @dataclass(slots=True)
+class _Printer:
+    """A process that prints: its traceback, and whether it now tells of what was not the first failure."""
+
+    reader: TracebackReader = field(default_factory=TracebackReader)
+    later: bool = False
+
+    def placed(self, fact: Witness) -> Witness:
+        return replace(fact, later=True) if self.later else fact
+
+
+@dataclass(slots=True)
 class Reader:
     """Turns the lines of one text into witnesses, in the words of ``catalog``."""
 
@@ -65,34 +76,33 @@ class Reader:
 
     def read(self, lines: Iterable[Line]) -> Iterator[Witness]:
         """Yield the facts, nearly in the order of their lines (an exception comes when it is complete)."""
-        readers: dict[tuple[str, str], TracebackReader] = {}
-        later: set[tuple[str, str]] = set()  # of the readers, those of what is not the first failure
+        printers: dict[tuple[str, str], _Printer] = {}
         before: Line | None = None
         for line in chain.from_iterable(map(unfolded, lines)):
             key = (line.process, line.source if line.source.endswith(tuple("0123456789")) else "")
-            reader = readers.get(key)
-            if reader is None:
-                if len(readers) >= MAX_PROCESSES:
-                    oldest = next(iter(readers))
-                    later.discard(oldest)
-                    yield from _ended(readers.pop(oldest))
-                reader = readers[key] = TracebackReader()
-            for fact in self._facts(line, reader):
-                yield replace(fact, later=True) if key in later else fact
-            (later.add if _is_later(line, before=key in later) else later.discard)(key)
+            printer = printers.get(key)
+            if printer is None:
+                if len(printers) >= MAX_PROCESSES:
+                    yield from _ended(printers.pop(next(iter(printers))))
+                printer = printers[key] = _Printer()
+            yield from self._facts(line, printer)
             if before is not None and _is_wrapped(before, line):
                 yield from self._across(before, line)
             before = line
-        for reader in readers.values():
-            yield from _ended(reader)
+        for printer in printers.values():
+            yield from _ended(printer)
 
-    def _facts(self, line: Line, reader: TracebackReader) -> Iterator[Witness]:
+    def _facts(self, line: Line, printer: _Printer) -> Iterator[Witness]:
         """Yield the exception that ``line`` ended, and what it says itself."""
-        part, done = reader.feed(line)
+        part, done = printer.reader.feed(line)
         if done is not None:
-            yield of_exception(done)
+            yield printer.placed(of_exception(done))
         if not part and line.text and self._telling(line.text):
-            yield of_line(line)
+            yield printer.placed(of_line(line))
+        if line.text.startswith(_OTHER_FAILURES):
+            printer.later = True
+        elif line.text.startswith(_FIRST_FAILURE):
+            printer.later = False
 
     def _across(self, before: Line, line: Line) -> Iterator[Witness]:
         """Yield the two lines as one where only together they say something: a terminal broke it in two."""
@@ -108,18 +118,14 @@ class Reader:
         return self.catalog.index.speaks_of(text) or _NAMES.search(text) is not None
 
 
-def _is_later(line: Line, *, before: bool) -> bool:
-    return line.text.startswith(_OTHER_FAILURES) or (before and not line.text.startswith(_FIRST_FAILURE))
-
-
 def _is_wrapped(before: Line, line: Line) -> bool:
     return before.width >= _MIN_WIDTH and not line.prefixed and line.number == before.number + 1
 
 
-def _ended(reader: TracebackReader) -> Iterator[Witness]:
-    done = reader.end()
+def _ended(printer: _Printer) -> Iterator[Witness]:
+    done = printer.reader.end()
     if done is not None:
-        yield of_exception(done)
+        yield printer.placed(of_exception(done))
 
 
 def of_exception(one: PrintedException) -> Witness:
