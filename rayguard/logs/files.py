@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from rayguard.errors import ConfigError
-from rayguard.logs.encoding import GZIP, encoding_of, inflated, recoded
+from rayguard.logs.encoding import archive_form, encoding_of, inflated, is_packed, recoded
 from rayguard.logs.folder import Folder
 
 if TYPE_CHECKING:
@@ -133,10 +133,12 @@ def blocks(
         raw = _raw(stream, file, notes, advance)
         first = next(raw, b"")
         whole = _and(first, raw)
-        if first.startswith(GZIP):
+        if is_packed(first):
             whole = inflated(whole, file.name, notes)
             first = next(whole, b"")
             whole = _and(first, whole)
+        if archive := archive_form(first):
+            notes.append(f"{file.name}: {archive}")
         encoding = encoding_of(first)
         yield from whole if encoding is None else recoded(whole, encoding)
 

@@ -1,7 +1,10 @@
 """Files as they lie on disks: any bytes, any encoding, folders, Ray sessions, links."""
 
+import bz2
 import gzip
+import lzma
 import os
+import shutil
 import socket
 from dataclasses import replace
 
@@ -92,31 +95,51 @@ def test_any_bytes_are_diagnosed(tmp_path_factory, reader, data):
     assert report.diagnosis.kind is not None
 
 
+PACKERS = [pytest.param(module.compress, id=module.__name__) for module in (gzip, bz2, lzma)]
+
+
+@pytest.mark.parametrize("pack", PACKERS)
 @pytest.mark.parametrize("cut", [0, 4, 200])
-def test_a_cut_archive_is_read_as_far_as_it_goes(tmp_path, cut):
+def test_a_cut_archive_is_read_as_far_as_it_goes(tmp_path, cut, pack):
     """The job that wrote it was killed."""
-    filling = "".join(f"step {n} of the job took {n * 7 % 13} s\n" for n in range(2_000))
-    data = gzip.compress((CHUNKS + filling).encode())
+    filling = "".join(f"step {n} of the job took {n * 7919 % 1013} s\n" for n in range(60_000))
+    data = pack((CHUNKS + filling).encode())
     (tmp_path / "log.gz").write_bytes(data[: len(data) - cut])
     notes = []
     assert text_of(tmp_path / "log.gz", notes).startswith(CHUNKS)
     assert [("ends half-way" in note) for note in notes] == ([True] if cut else [])
 
 
-def test_an_archive_of_several_parts_is_read_whole(tmp_path):
-    """Rotated logs are often joined; the suffix does not matter."""
-    (tmp_path / "log.txt").write_bytes(gzip.compress(b"one\n") + gzip.compress(b"two\n"))
-    assert text_of(tmp_path / "log.txt") == "one\ntwo\n"
-    (tmp_path / "damaged").write_bytes(gzip.compress(b"one\n" * 99)[:12] + b"nonsense")
+@pytest.mark.parametrize("pack", PACKERS)
+def test_an_archive_of_several_parts_is_read_whole(tmp_path, pack):
+    """Rotated logs are often joined; the suffix does not matter, nor what a tape is filled up with."""
+    (tmp_path / "log.txt").write_bytes(pack(b"one\n") + pack(b"two\n") + bytes(512))
     notes = []
+    assert text_of(tmp_path / "log.txt", notes) == "one\ntwo\n"
+    assert notes == []
+    (tmp_path / "damaged").write_bytes(pack(b"one\n" * 99)[:12] + b"nonsense" * 9)
     text_of(tmp_path / "damaged", notes)
     assert "damaged" in notes[0]
 
 
-def test_a_bomb_is_unpacked_in_bounded_pieces():
+@pytest.mark.parametrize("pack", PACKERS)
+def test_a_bomb_is_unpacked_in_bounded_pieces(pack):
     """A gigabyte of zeros in a megabyte: never more than one piece at a time."""
-    packed = gzip.compress(bytes(20_000_000))
-    assert max(map(len, inflated(iter([packed]), "bomb", []))) <= BLOCK_BYTES
+    packed = pack(bytes(20_000_000))
+    pieces = [len(piece) for piece in inflated(iter([packed]), "bomb", [])]
+    assert max(pieces) <= BLOCK_BYTES
+    assert sum(pieces) == 20_000_000
+
+
+def test_what_holds_several_files_says_how_to_read_it(tmp_path):
+    """Attachments of issues: a zip holds no lines at all, a packed tar holds those of all its files in a row."""
+    (tmp_path / "train.log").write_text(CHUNKS)
+    shutil.make_archive(str(tmp_path / "logs"), "zip", tmp_path, "train.log")
+    shutil.make_archive(str(tmp_path / "logs"), "gztar", tmp_path, "train.log")
+    notes = []
+    text_of(tmp_path / "logs.zip", notes)
+    assert CHUNKS in text_of(tmp_path / "logs.tar.gz", notes)
+    assert ["zip archive: unzip it" in notes[0], "tar archive: unpack it" in notes[1]] == [True, True]
 
 
 @pytest.mark.parametrize(
