@@ -1,4 +1,4 @@
-"""Bytes as they lie on disk, to UTF-8: compressed or in UTF-16, in bounded pieces, as far as they can be read."""
+"""Bytes as they lie on disk, to UTF-8: compressed or in UTF-16, in bounded pieces, as far as they go."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def is_packed(head: bytes) -> bool:
 
 
 def archive_form(head: bytes) -> str:
-    """Return what a file that begins so is and how it can be read, where that is not by lines; else nothing."""
+    """Return what a file that begins so is, and how to read it, where it is no plain log; else nothing."""
     for at, mark, what, cure in _ARCHIVES:
         if head[at : at + len(mark)] == mark:
             return f"it is {what}: {cure}"
@@ -108,7 +108,7 @@ def recoded(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
 
 
 def inflated(packed: Iterator[bytes], name: str, notes: list[str]) -> Iterator[bytes]:
-    """Yield what is compressed in ``packed`` (see ``is_packed``), in pieces of bounded size, as far as it goes."""
+    """Yield what ``packed`` holds (see ``is_packed``), in pieces of bounded size, as far as it goes."""
     first = next(packed)
     form = next(form for mark, form in _PACKED.items() if first.startswith(mark))
     inflate = form()
