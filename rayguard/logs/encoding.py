@@ -7,10 +7,10 @@ import codecs
 import lzma
 import zlib
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 SNIFFED_BYTES = 4_096
 
@@ -28,14 +28,26 @@ _BOMS = (  # the longer first: UTF-32's begins as UTF-16's
 )
 
 
+class _Unpacker(Protocol):
+    """What ``bz2`` and ``lzma`` have."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = ...) -> bytes: ...
+
+
 class _Gzip:
-    """``zlib`` with the methods of its two younger sisters."""
+    """And ``zlib`` in their form."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(wbits=31)
         self._full = False
 
-    def decompress(self, data: bytes, max_length: int) -> bytes:
+    def decompress(self, data: bytes, max_length: int = 0) -> bytes:
         piece = self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)
         self._full = len(piece) == max_length
         return piece
@@ -53,7 +65,11 @@ class _Gzip:
         return self._inflate.unused_data
 
 
-_PACKED = {b"\x1f\x8b": _Gzip, b"BZh": bz2.BZ2Decompressor, b"\xfd7zXZ\0": lzma.LZMADecompressor}
+_PACKED: dict[bytes, Callable[[], _Unpacker]] = {
+    b"\x1f\x8b": _Gzip,
+    b"BZh": bz2.BZ2Decompressor,
+    b"\xfd7zXZ\0": lzma.LZMADecompressor,
+}
 # What a person must unpack: several files in one, or a compression that Python has no library for.
 _ARCHIVES = (
     (0, b"PK\x03\x04", "a zip archive", "unzip it and name the folder"),
