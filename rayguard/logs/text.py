@@ -29,7 +29,7 @@ MAX_PROCESSES = 4_096
 _OTHER_FAILURES, _FIRST_FAILURE = "Failures:", "Root Cause (first observed failure):"
 _MIN_WIDTH = 60  # of a terminal that breaks lines
 _WRAP_CHARS = 200  # looked at on either side of a break
-_NAMES = re.compile(r"[A-Za-z_][\w.]{0,160}(?:Error|Exception|Timeout|Interrupt)\b")
+_NAMES = re.compile(r"[A-Za-z_][\w.]{0,160}(?:Error|Exception|Timeout|Interrupt)(?![A-Za-z0-9_])")
 # Source code that stands between frames: the names in it are not what was raised.
 _SOURCE_CODE = re.compile(
     r"^[\s|>]{0,20}(?:(?:el)?if |except\b|from [\w.]{1,80} import |import |class \w|def \w"
