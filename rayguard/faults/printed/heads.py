@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rayguard.faults.printed.frames import TRACEBACK, frame_in
-from rayguard.faults.printed.line import Line, peel
+from rayguard.faults.printed.line import Line, peel, without_colour
 from rayguard.faults.printed.prefixes import LEVEL, SOURCE, STAMP
 
 MAX_HEADS = 8
+MAX_SERVICES = 64
 _MAX_CHARS = 200
 _FRAME = '  File "'  # both blanks are the frame's
+_SERVICE = re.compile(r"([\w.\-]{1,60}?)\s{1,20}\|(?: |$)")  # as docker compose names one
 _NO_HEAD = re.compile(
     r"Traceback|\\n|(?:Error|Exception|Interrupt|Timeout|Warning):?\s{0,8}$|^[\s|+\-'\"\[(]{0,200}$"
 )
@@ -41,14 +44,24 @@ _ANCHOR = re.compile(
 class Heads:
     """The prefixes that one text has shown so far, beside those that everybody knows.
 
-    Invariant: at most ``MAX_HEADS`` of them, those learnt last.
+    Invariant: at most ``MAX_HEADS`` of them, those learnt last, and ``MAX_SERVICES`` names of services.
     """
 
     _forms: dict[str, re.Pattern[str]] = field(default_factory=dict)
+    _services: dict[str, None] = field(default_factory=dict)
 
     def peel(self, raw: str, number: int = 0) -> Line:
         """Return the line within ``raw``, which may be anything."""
         line = peel(raw, number)
+        if " |" in raw[:_MAX_CHARS] and (bar := _SERVICE.match(without_colour(raw))) is not None:
+            plain = line.process.split(" ")[0] == bar[1]  # on this line, that a service is named
+            if plain and _LEVELS.fullmatch(bar[1]) is None:
+                self._services[bar[1]] = None
+                _forget(self._services, MAX_SERVICES)
+            elif not line.prefixed and bar[1] in self._services:
+                rest = self.peel(line.text[bar.end() :], number)
+                process = " ".join(filter(None, (bar[1], rest.process)))
+                return replace(rest, process=process, prefixed=True, width=line.width, times=line.times)
         text = line.text
         end = self._known(text) or self._shown(text) or _logged(text)
         if not end:
@@ -85,9 +98,13 @@ class Heads:
             return 0
         form = _form(head)
         self._forms[form] = re.compile(form)
-        while len(self._forms) > MAX_HEADS:
-            del self._forms[next(iter(self._forms))]
+        _forget(self._forms, MAX_HEADS)
         return at
+
+
+def _forget(learnt: dict[str, Any], limit: int) -> None:
+    while len(learnt) > limit:
+        del learnt[next(iter(learnt))]
 
 
 def _form(head: str) -> str:

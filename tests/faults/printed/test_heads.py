@@ -112,6 +112,29 @@ def test_what_stands_before_a_frame_and_is_no_prefix_is_not_learnt(raw):
     assert not heads._forms
 
 
+def test_two_services_of_docker_compose_are_told_apart():
+    """Their lines begin with the service's name, also those of code and a bare exception at the end."""
+    lines = [
+        "vllm-1   | Traceback (most recent call last):",
+        "trainer  | INFO 05-01 10:00:00 [train.py:3] step 4",
+        'vllm-1   |   File "/app/serve.py", line 3, in main',
+        "trainer  |",
+        "vllm-1   |     assert ready",
+        "trainer  | waiting for its answer",
+        "vllm-1   | AssertionError",
+    ]
+    heads = Heads()
+    told = [(line.process, line.text) for line in map(heads.peel, lines)]
+    assert told[4:] == [
+        ("vllm-1", "    assert ready"),
+        ("trainer", "waiting for its answer"),
+        ("vllm-1", "AssertionError"),
+    ]
+    assert [one.type_name for one in _read(lines)] == ["AssertionError"]
+    assert heads.peel("WARNING  | app:3 - [slow]").process == ""
+    assert Heads().peel("trainer  | waiting").text == "trainer  | waiting"
+
+
 def test_only_so_many_prefixes_are_kept():
     """A text that has a new one on every line costs no more."""
     heads = Heads()
