@@ -401,6 +401,45 @@ def test_a_server_with_engines_is_kept_when_it_is_replaced(tmp_path, monkeypatch
     server.stop()
 
 
+BOTH = """
+import gc, pathlib, sys, threading
+from rayguard.engine.prefork.server import PreforkServer, installed
+server = PreforkServer(("imported_there",))
+with installed(server, wait_s=30) as forked:
+    print(forked, gc.isenabled())
+server.stop()
+"""
+# Each waits for the other one to begin.
+MEETS = """
+import gc, pathlib, threading
+here, there = (pathlib.Path({folder!r}, name) for name in {names!r})
+here.write_text(str(gc.isenabled()))
+pause, tries = threading.Event(), 0
+while not there.exists():
+    tries += 1
+    assert tries < 2_000, "imported one after the other"
+    pause.wait(0.01)
+def get_mp_context():
+    return None
+"""
+
+
+def test_the_owner_imports_vllm_while_the_server_does(tmp_path):
+    """A first engine waits for one import, not for two; neither looks for garbage meanwhile."""
+    package = tmp_path / "vllm" / "v1" / "engine"
+    package.mkdir(parents=True)
+    for folder in (package, *package.parents[:2]):
+        (folder / "__init__.py").touch()  # before the installed one
+    for name, names in ((package / "utils.py", "ab"), (tmp_path / "imported_there.py", "ba")):
+        name.write_text(MEETS.format(folder=str(tmp_path), names=tuple(names)))
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(prefork.__file__).parents[3]}"}
+    said = subprocess.run(
+        [sys.executable, "-c", BOTH], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert said.stdout.split() == ["True", "True"], said.stderr
+    assert [(tmp_path / name).read_text() for name in "ab"] == ["False", "False"]
+
+
 OWNER = """
 import os, sys, threading, time
 from rayguard.engine.prefork.server import PreforkServer

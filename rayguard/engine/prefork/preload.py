@@ -79,17 +79,27 @@ def preload(modules: Iterable[str], read: set[str]) -> str:
     Each environment variable that is looked up meanwhile goes into ``read``: some module has made a
     constant of it, and a child cannot take over a new value.
     """
-    gc.disable()  # what imports make stays; looking through it again and again is a tenth of their time
-    with _noting_lookups(read):
+    with _noting_lookups(read), without_collections():
         for name in modules:
             importlib.import_module(name)
         if "vllm" in sys.modules:
             _import_worker()
             fork_workers()
-    gc.enable()
     gc.collect()
     gc.freeze()  # else each child's first collection touches, and so copies, every page
     return _unfit_to_fork() or _unfit_when_forked()
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Import inside: what imports make stays; to look through it again and again is a fifth of their time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

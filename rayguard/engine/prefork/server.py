@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import threading
 import weakref
@@ -144,10 +145,13 @@ class PreforkServer:
 def installed(server: PreforkServer, *, wait_s: float = 0.0) -> Iterator[bool]:
     """Let the engines that this thread builds be forked from ``server``; tell whether they will be.
 
-    ``wait_s`` is how long to wait for a preload under way. Imports vLLM: only for those who use it.
+    ``wait_s`` is how long to wait for a preload under way. Imports vLLM meanwhile: for those who use it.
     Other threads, and everybody after the block, keep vLLM's own way.
     """
     server.start()
+    if wait_s and server.alive:
+        with contextlib.suppress(Exception):  # whoever uses it then says what is wrong
+            _imported()  # takes as long as the preload under way
     context = server.context() if server.ready(wait_s) else None
     patched = context is not None and _patch.apply()
     before, _building.context = getattr(_building, "context", None), context if patched else None
@@ -171,8 +175,7 @@ class _Patch:
 
     def apply(self) -> bool:
         try:
-            from vllm.v1.engine import utils  # noqa: PLC0415 - vLLM is optional, and costs 7 s
-
+            utils = _imported()
             with self._lock:
                 if self._builds == 0:
                     self._own = utils.get_mp_context
@@ -184,13 +187,18 @@ class _Patch:
         return True
 
     def undo(self) -> None:
-        from vllm.v1.engine import utils  # noqa: PLC0415
-
+        utils = _imported()
         with self._lock:
             self._builds -= 1
             # Unless someone patched over ours: it then stays below theirs, and chooses nothing.
             if self._builds == 0 and utils.get_mp_context is self._ours:
                 utils.get_mp_context = self._own
+
+
+def _imported() -> Any:
+    """Return the module of vLLM that starts its engine cores; the first time this imports all of vLLM."""
+    with preload.without_collections():
+        return importlib.import_module("vllm.v1.engine.utils")
 
 
 def _choosing(own: Any) -> Any:
