@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import threading
 import weakref
@@ -198,7 +197,9 @@ class _Patch:
 def _imported() -> Any:
     """Return the module of vLLM that starts its engine cores; the first time this imports all of vLLM."""
     with preload.without_collections():
-        return importlib.import_module("vllm.v1.engine.utils")
+        from vllm.v1.engine import utils  # noqa: PLC0415 - vLLM is optional, and costs 10 s
+
+    return utils
 
 
 def _choosing(own: Any) -> Any:
