@@ -125,7 +125,9 @@ def judge(death: Death, now: float) -> Verdict:
     if not death.kind:
         if now - death.noticed_at < RAY_S:
             return Verdict.WAIT
-        return Verdict.NORMAL if death.idle else Verdict.TOLD if death.told else Verdict.TELL
+        if death.idle and death.actor is None:  # since it was seen last an actor may have come into it
+            return Verdict.NORMAL
+        return Verdict.TOLD if death.told else Verdict.TELL
     if death.kind.startswith("INTENDED") or (death.word is not None and not death.word.worker):
         return Verdict.NORMAL
     if death.actor is not None and death.actor.ours:

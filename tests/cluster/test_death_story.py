@@ -52,7 +52,8 @@ UNKNOWN = Diagnosis(
         (replace(DEATH, word=None), 0, Verdict.WAIT),
         (replace(DEATH, word=replace(WORD, alive=True)), 5, Verdict.WAIT),
         (replace(DEATH, word=None), RAY_S, Verdict.TELL),
-        (replace(DEATH, word=None, idle=True), RAY_S, Verdict.NORMAL),
+        (replace(DEATH, word=None, idle=True, actor=None), RAY_S, Verdict.NORMAL),
+        (replace(DEATH, word=None, idle=True), RAY_S, Verdict.TELL),
         (replace(DEATH, word=None, told=True), RAY_S, Verdict.TOLD),
     ],
 )
