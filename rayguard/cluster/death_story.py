@@ -125,9 +125,8 @@ def judge(death: Death, now: float) -> Verdict:
     if not death.kind:
         if now - death.noticed_at < RAY_S:
             return Verdict.WAIT
-        if death.idle and death.actor is None:  # since it was seen last an actor may have come into it
-            return Verdict.NORMAL
-        return Verdict.TOLD if death.told else Verdict.TELL
+        idle = death.idle and death.actor is None  # since it was seen last, an actor may have come into it
+        return Verdict.NORMAL if idle else Verdict.TOLD if death.told else Verdict.TELL
     if death.kind.startswith("INTENDED") or (death.word is not None and not death.word.worker):
         return Verdict.NORMAL
     if death.actor is not None and death.actor.ours:
