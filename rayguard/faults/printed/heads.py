@@ -12,13 +12,13 @@ from typing import Any
 
 from rayguard.faults.printed.frames import TRACEBACK, frame_in
 from rayguard.faults.printed.line import Line, peel, without_colour
-from rayguard.faults.printed.prefixes import LEVEL, SOURCE, STAMP
+from rayguard.faults.printed.prefixes import LEVEL, SERVICE, SOURCE, STAMP
 
 MAX_HEADS = 8
 MAX_SERVICES = 64
 _MAX_CHARS = 200
 _FRAME = '  File "'  # both blanks are the frame's
-_SERVICE = re.compile(r"([\w.\-]{1,60}?)\s{1,20}\|(?: |$)")  # as docker compose names one
+_SERVICE = re.compile(rf"{SERVICE}(?: |$)")
 _NO_HEAD = re.compile(
     r"Traceback|\\n|(?:Error|Exception|Interrupt|Timeout|Warning):?\s{0,8}$|^[\s|+\-'\"\[(]{0,200}$"
 )

@@ -14,6 +14,7 @@ _TIME = r"\d{1,2}:\d{2}:\d{2}(?:[.,]\d{1,9})?"
 STAMP = rf"(?:{_DATE}[T -]{_TIME}(?:Z|[+-]\d{{2}}:?\d{{2}})?|{_TIME})"
 _LOUD = r"CRITICAL|EXCEPTION|FATAL|ERROR|WARNING|WARN|INFO|DEBUG|TRACE"
 LEVEL = rf"(?:{_LOUD}|Error|Warning|Info)"
+SERVICE = r"(?P<who>[\w.\-]{1,60}?)\s{1,20}\|"  # as docker compose names one
 SOURCE = r"[\w./+-]{1,80}\.(?:py|cc|cpp|h|hpp|cu|c|go|rs):\d{1,6}"
 _MACHINE = r"(?:node|gpu|host|worker|ip|dgx|hgx|cn|nid|n|g|h)-?\d[\w.\-]{0,60}"
 _TALKS = (
@@ -39,7 +40,7 @@ _FORMS = (
     r"\d{1,9}:(?=\[\d{4}-)",
     # kubectl logs --prefix, docker compose
     r"(?P<who>\[pod/[\w./\-]{1,200}\]) ?",
-    r"(?P<who>[\w.\-]{1,60}?)\s{1,20}\| (?=Traceback|  File|\[|[A-Z]{4,8}[ :]|\d{4}-)",
+    rf"{SERVICE} (?=Traceback|  File|\[|[A-Z]{{4,8}}[ :]|\d{{4}}-)",
     # containerd as in "2026-01-01T00:00:00.1Z stderr F "
     rf"{STAMP} (?:\d{{1,9}} )?(?P<source>stdout|stderr)(?: [FP]|:) ",
     # a launcher that names the stream as in "bench.node001.gpu0 [stderr] "
