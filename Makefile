@@ -14,7 +14,7 @@ UV := $(shell command -v uv || echo $(PYTHON) -m uv)
 # vLLM on the CPU: no download, one OpenMP thread for each engine, engines free to share cores.
 RUN := env HF_HUB_OFFLINE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 RAY_AUTH_MODE=disabled
 
-.PHONY: help setup demo test lint fast bench trials soak-memory check-deploy prometheus diagnosis-report docs clean
+.PHONY: help setup demo test lint fast bench trials soak-memory check-deploy prometheus diagnosis-report likeness docs clean
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -63,6 +63,9 @@ prometheus:
 
 diagnosis-report: setup ## Measure the diagnosis on labelled texts (CORPUS=texts.jsonl): kinds, scopes, buried causes, speed
 	@$(RUN) $(BIN)/python -m tests.benchmarks.diagnosis_report $(CORPUS)
+
+likeness: setup ## Learn anew what words tell, from labelled texts (TEXTS="a.jsonl b.jsonl")
+	@$(RUN) $(BIN)/python -m tests.benchmarks.learn_likeness $(or $(TEXTS),$(CORPUS))
 
 docs: setup ## Write what is generated: the catalog as a page, metrics, dashboards, alerts and their copies
 	@$(BIN)/python -m rayguard.faults.handbook > docs/why-did-my-actor-die.md

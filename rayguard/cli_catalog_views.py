@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayguard.cli_answer import spelled, sure
 from rayguard.cli_diagnose_views import Page
-from rayguard.faults.handbook import kinds
+from rayguard.faults.kinds import kinds
 from rayguard.faults.quote import sentence
 from rayguard.faults.signature import (
     Condition,

@@ -207,18 +207,19 @@ def _places(texts: list[str]) -> tuple[Place, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Signatures in the order in which they are asked."""
+    """Signatures in the order in which they are asked. ``ours``: the ids of those that ship with rayguard."""
 
     signatures: tuple[Signature, ...]
+    ours: frozenset[str] = frozenset()
     index: Index = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Make the index, once."""
         object.__setattr__(self, "index", Index(self.signatures))
 
-    def __reduce__(self) -> tuple[type[Catalog], tuple[tuple[Signature, ...]]]:
+    def __reduce__(self) -> tuple[type[Catalog], tuple[tuple[Signature, ...], frozenset[str]]]:
         """Pickle the signatures; the index is made anew."""
-        return (type(self), (self.signatures,))
+        return (type(self), (self.signatures, self.ours))
 
     @classmethod
     def from_yaml(cls, text: str, name: str = "catalog") -> Catalog:
@@ -237,7 +238,8 @@ class Catalog:
     def with_signatures(self, users: tuple[Signature, ...]) -> Catalog:
         """Return this catalog with ``users`` asked first; the same id replaces ours."""
         taken = {signature.id for signature in users}
-        return Catalog((*users, *(ours for ours in self.signatures if ours.id not in taken)))
+        kept = (signature for signature in self.signatures if signature.id not in taken)
+        return Catalog((*users, *kept), self.ours - taken)
 
     def named(self, identifier: str) -> Signature | None:
         """Return the signature with this id."""
@@ -285,4 +287,5 @@ def default_catalog() -> Catalog:
     folder = resources.files("rayguard.faults").joinpath("signatures")
     files = (folder.joinpath(f"{subject}.yaml") for subject in SUBJECTS)
     read = (_signatures(file.read_text(encoding="utf-8"), file.name) for file in files)
-    return Catalog(_unique(chain.from_iterable(read), "signatures/"))
+    signatures = _unique(chain.from_iterable(read), "signatures/")
+    return Catalog(signatures, frozenset(signature.id for signature in signatures))

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from functools import lru_cache
-from importlib import resources
 from typing import TYPE_CHECKING
 
-import yaml
-
 from rayguard.faults.catalog import default_catalog
-from rayguard.faults.diagnosis import Kind, Scope
+from rayguard.faults.diagnosis import Scope
+from rayguard.faults.kinds import kinds
 from rayguard.faults.quote import sentence
 from rayguard.faults.signature import Tier
 
@@ -45,26 +41,6 @@ This page is generated from the catalog (`make docs`); `rayguard catalog show ID
 What a log says last is seldom the cause: `EngineDeadError`, `ActorDiedError`, a refused connection
 are left when something else went wrong. Look for the first exception of the process that failed first.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class KindText:
-    """What a kind is, and what is done about it."""
-
-    says: str
-    do: str
-
-
-@lru_cache(maxsize=1)
-def kinds() -> dict[Kind, KindText]:
-    """Return the text for each kind, in the order of the handbook."""
-    text = (
-        resources.files("rayguard.faults")
-        .joinpath("signatures")
-        .joinpath("kinds.yaml")
-        .read_text(encoding="utf-8")
-    )
-    return {Kind(kind): KindText(entry["is"], entry["do"]) for kind, entry in yaml.safe_load(text).items()}
 
 
 def handbook(catalog: Catalog) -> str:

@@ -5,21 +5,24 @@ Pure: lines in, a ``Report`` out. Reading files is ``rayguard.logs.files``.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rayguard.faults.diagnose import first, unknown, verdict
+from rayguard.faults.diagnosis import Diagnosis, Kind
+from rayguard.faults.kinds import kinds
 from rayguard.faults.printed.heads import Heads
 from rayguard.faults.signature import Tier
 from rayguard.faults.users import catalog_in_use
 from rayguard.faults.witness import Said
+from rayguard.logs.likeness import likeness
 from rayguard.logs.text import Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from rayguard.faults.catalog import Catalog
-    from rayguard.faults.diagnosis import Diagnosis, Kind
     from rayguard.faults.printed.line import Line
     from rayguard.faults.signature import Match
     from rayguard.faults.witness import Witness
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 MAX_QUOTES = 6
 RIVAL_CONFIDENCE = 0.85  # of a cause beside which another kind of cause stands
 MILD_CONFIDENCE = 0.85  # of a cause that was printed as a warning only
+SURE = 0.9  # from here on nobody is asked for a second opinion
+ALIKE_CONFIDENCE = 0.7  # of what is told by the likeness of words
+LIKENESS = "likeness."  # before the kind, where a signature's id stands else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +74,24 @@ def report(seen: tuple[Witness, ...], catalog: Catalog) -> Report:
     said = Said(seen)
     found = (catalog.index.best(witness, said) for witness in seen)
     matches = sorted((match for match in found if match is not None), key=lambda match: match.witness.line)
-    best = first(matches, key=lambda match: (match.witness.later, match.witness.line))
+    told = _told(matches, matches) or _unknown(seen)
+    if told.diagnosis.confidence >= SURE or not _only_ours(matches, catalog):
+        return told
+    kind = likeness().second_opinion(seen, told.diagnosis.kind, told.diagnosis.confidence)
+    if kind is told.diagnosis.kind:
+        return told
+    alike = _told([match for match in matches if match.signature.kind is kind], matches)
+    if alike is None:
+        alike = _alike(kind, likeness().speaking_for(seen, kind) or seen, matches, catalog)
+    doubted = min(alike.diagnosis.confidence, ALIKE_CONFIDENCE)
+    return replace(alike, diagnosis=replace(alike.diagnosis, confidence=doubted))
+
+
+def _told(asked: Sequence[Match], matches: Sequence[Match]) -> Report | None:
+    """Return what the best of ``asked`` says, among all ``matches``; None where nothing is asked."""
+    best = first(asked, key=lambda match: (match.witness.later, match.witness.line))
     if best is None:
-        return _unknown(seen)
+        return None
     diagnosis = verdict(best)
     rivals = [match for match in matches if _is_rival(match, best)]
     if rivals:
@@ -89,6 +110,33 @@ def report(seen: tuple[Witness, ...], catalog: Catalog) -> Report:
         ),
         others=_distinct(rivals),
     )
+
+
+def _alike(kind: Kind, telling: Sequence[Witness], matches: Sequence[Match], catalog: Catalog) -> Report:
+    """Return what is known of ``kind`` as such: no signature is for it in this text, its words are."""
+    known = [signature for signature in catalog.signatures if signature.kind is kind]
+    again = 2 * sum(signature.retry_same_settings for signature in known) > len(known)
+    text, quotes = kinds()[kind], telling[:2]
+    return Report(
+        diagnosis=Diagnosis(
+            signature=f"{LIKENESS}{kind.value}",
+            kind=kind,
+            scope=Counter(signature.scope for signature in known).most_common(1)[0][0],
+            cause=f"{text.says.rstrip('.')}, to judge by the words: {quotes[0].quote}",
+            confidence=ALIKE_CONFIDENCE,
+            evidence=tuple(witness.evidence for witness in quotes),
+            retry_same_settings=again,
+            poisoned=all(signature.poisoned for signature in known),
+            advice=f"{text.do} No signature knows this very failure: its words are like those of others",
+        ),
+        evidence=tuple(Evidence(quote=one.quote, line=one.line, kind=kind) for one in quotes),
+        others=_distinct(match for match in matches if match.tier is Tier.CAUSE),
+    )
+
+
+def _only_ours(matches: Iterable[Match], catalog: Catalog) -> bool:
+    """Say whether no user's signature spoke: theirs are not doubted, nor is a catalog without ours."""
+    return bool(catalog.ours) and all(match.signature.id in catalog.ours for match in matches)
 
 
 def _is_rival(match: Match, best: Match) -> bool:

@@ -6,7 +6,8 @@ import pytest
 
 from rayguard.faults.catalog import Catalog, default_catalog
 from rayguard.faults.diagnosis import Kind
-from rayguard.faults.handbook import handbook, kinds, symptoms
+from rayguard.faults.handbook import handbook, symptoms
+from rayguard.faults.kinds import kinds
 
 PAGE = Path(__file__).parents[2] / "docs" / "why-did-my-actor-die.md"
 ONE = """
