@@ -92,19 +92,20 @@ def show(
     Example: `rayguard catalog show engine.dead`
     """
     from rayguard import cli_catalog_views as views  # noqa: PLC0415
-    from rayguard.logs.report import LIKENESS  # noqa: PLC0415
 
     known = catalog_or_exit(files)
     one = known.named(identifier)
-    if one is None and identifier.startswith(LIKENESS):
-        kind = identifier.removeprefix(LIKENESS)
-        typer.echo(
-            f"rayguard: {identifier!r} is no signature: the words were like those of {kind} failures; "
-            f"`rayguard catalog list --kind {kind}` shows what is known of them",
-            err=True,
-        )
-        raise typer.Exit(2)
     if one is None:
+        from rayguard.logs.report import LIKENESS  # noqa: PLC0415 - it reads logs, which only this answer is about
+
+        if identifier.startswith(LIKENESS):
+            kind = identifier.removeprefix(LIKENESS)
+            typer.echo(
+                f"rayguard: {identifier!r} is no signature: the words were like those of {kind} failures; "
+                f"`rayguard catalog list --kind {kind}` shows what is known of them",
+                err=True,
+            )
+            raise typer.Exit(2)
         ids = [signature.id for signature in known.signatures]
         close = get_close_matches(identifier, ids, n=4) or [i for i in ids if identifier in i][:4]
         hint = f"did you mean {' or '.join(close)}?" if close else "`rayguard catalog list` shows all"

@@ -414,3 +414,10 @@ def test_every_signature_can_be_shown():
         shown = CliRunner().invoke(app, ["catalog", "show", signature.id])
         assert shown.exit_code == 0, signature.id
         assert signature.id in shown.output
+
+
+def test_a_likeness_is_explained_where_a_signature_is_asked_for():
+    """It stands where a signature's id stands in an answer, so people look it up."""
+    ran = run("catalog", "show", "likeness.disk_full")
+    assert ran.exit_code == 2
+    assert "rayguard catalog list --kind disk_full" in ran.stderr

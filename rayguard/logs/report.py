@@ -20,7 +20,7 @@ from rayguard.logs.likeness import likeness
 from rayguard.logs.text import Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rayguard.faults.catalog import Catalog
     from rayguard.faults.printed.line import Line
@@ -57,10 +57,13 @@ class Report:
 
 def diagnose_text(text: str, catalog: Catalog | None = None) -> Report:
     """Return what ``text`` says: lines of one or many processes, as they were printed or pasted."""
+    return diagnose_lines(lines_of(text), catalog)
+
+
+def lines_of(text: str) -> Iterator[Line]:
+    """Yield the lines of ``text`` without their prefixes."""
     heads = Heads()
-    return diagnose_lines(
-        (heads.peel(raw, number) for number, raw in enumerate(text.split("\n"), start=1)), catalog
-    )
+    return (heads.peel(raw, number) for number, raw in enumerate(text.split("\n"), start=1))
 
 
 def diagnose_lines(lines: Iterable[Line], catalog: Catalog | None = None) -> Report:

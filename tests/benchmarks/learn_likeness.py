@@ -22,9 +22,9 @@ from rich.progress import track
 
 from rayguard.faults.catalog import default_catalog
 from rayguard.faults.diagnosis import Kind
-from rayguard.faults.printed.heads import Heads
 from rayguard.faults.witness import Witness, witnesses
 from rayguard.logs.likeness import Likeness, Weights, length_of, words_of
+from rayguard.logs.report import lines_of
 from rayguard.logs.text import Reader
 from tests.faults.fault_examples import fault_of, near_misses, positives
 
@@ -58,8 +58,7 @@ class Sample:
 
 def facts_of(text: str) -> tuple[Witness, ...]:
     """Return the facts of a text, in its order."""
-    heads, reader = Heads(), Reader(default_catalog())
-    seen = reader.read(heads.peel(line, number) for number, line in enumerate(text.split("\n"), start=1))
+    seen = Reader(default_catalog()).read(lines_of(text))
     return tuple(sorted(seen, key=lambda witness: witness.line))
 
 
