@@ -18,6 +18,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import signal
+from typing import NoReturn
 
 import psutil
 
@@ -138,8 +139,9 @@ def _tie(owner: ProcessId) -> None:
         # One who began after us has the pid of someone who died before we looked.
         if tie is None or tie.started > ProcessId.me().started:
             _exit(owner)
-        else:
-            _here.deaths.watch(tie, _exit)
+        _here.deaths.watch(tie, _exit)
+        if not tie.alive():  # dead already: the watch's thread tells us too, but later than what comes next
+            _exit(owner)
     if os.getppid() != parent:  # it died before the death signal was armed
         _exit(owner)
 
@@ -167,6 +169,6 @@ def _arm_death_signal() -> None:
         _log.warning("no death signal for process %d: errno %d", os.getpid(), ctypes.get_errno())
 
 
-def _exit(_: ProcessId) -> None:
+def _exit(_: ProcessId) -> NoReturn:
     """End at once: nobody is left to answer, and a clean shutdown may wait for the dead."""
     os._exit(1)
