@@ -5,8 +5,8 @@ VENV := .venv
 CORPUS ?= ../shared/corpus/dev.jsonl
 N ?= 20
 SEED ?= 0
-# Engines and clusters wait for much, and need a core each for the rest.
-JOBS ?= 2
+# Files of tests at a time: engines and clusters wait for much, so one more than the two cores of a small machine.
+JOBS ?= 3
 BIN := $(VENV)/bin
 # uv does not look where pip was told to: the CPU build of torch lies there on some machines.
 export UV_FIND_LINKS ?= $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
@@ -32,7 +32,7 @@ $(VENV)/.ready: pyproject.toml requirements/constraints.txt requirements/overrid
 demo: setup ## Run the main job with faults on purpose (REPORT=path for JSON, GUARD=0 for the bare job)
 	@$(RUN) $(BIN)/python -m examples.grpo
 
-test: setup lint ## Run every check and test that needs no GPU (JOBS=2 files at a time)
+test: setup lint ## Run every check and test that needs no GPU (JOBS=3 files at a time)
 	@$(RUN) $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: setup ## Run ruff, mypy, pyright on the public API, and the import rules
