@@ -21,6 +21,7 @@ _FRAME = '  File "'  # both blanks are the frame's
 _SERVICE = re.compile(rf"{SERVICE}(?: |$)")
 _NO_HEAD = re.compile(
     r"Traceback|\\n|(?:Error|Exception|Interrupt|Timeout|Warning):?\s{0,8}$|^[\s|+\-'\"\[(]{0,200}$"
+    r"|\w \w{2,40}[.!]\s{0,8}$"  # a sentence of another process, run into the frame
 )
 _VARIES = re.compile(rf"\d{{1,20}}|\b{LEVEL}\b(?: {{1,8}})?|[^\w\s]|\s{{1,40}}|[^\W\d]{{1,200}}")
 _LEVELS = re.compile(rf"{LEVEL}\s{{0,8}}")
