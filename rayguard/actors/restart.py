@@ -48,14 +48,19 @@ _ADVICE = (
 
 
 def begin(instance: object) -> bool:
-    """Enter the life of ``instance``; say whether its ``__init__`` may run.
+    """Enter the life of ``instance``; say whether its ``__init__`` may run. Whoever comes meanwhile waits.
 
     False when the restart budget is spent: what ended the lives before may well be in ``__init__`` itself.
     """
-    if gate is _open:
+    global _entering  # noqa: PLW0603 - see `opening`
+    if gate is _open and _entering != threading.get_ident():
         with harmless("begin"), _lock:
             if gate is _open:
-                _enter(instance)
+                _entering = threading.get_ident()
+                try:
+                    _enter(instance)
+                finally:
+                    _entering = 0
     return gate is not _refuse or this_actor() is not instance
 
 
@@ -97,6 +102,8 @@ def _open(instance: object) -> None:
     global gate  # noqa: PLW0603 - see `opening`
     if not begin(instance):
         _refuse(instance)
+    if this_actor() is not instance:
+        return  # no call of the actor: it proves nothing of its life
     if opening(instance):
         try:
             resume(instance)
@@ -157,14 +164,23 @@ def _enter(instance: object) -> None:
         gate = None  # no guarded actor will ever live here
     if actor is not instance:
         return  # a guarded object in a task or in another actor: no life to count
-    gate = None  # first, so that a failure below is not met again by every call
+    found: Callable[[object], Answer | None] | None = None
+    try:
+        if not _counted(instance):
+            found = _refuse
+    finally:  # last: who comes meanwhile finds the incident; and a failure is not met again by every call
+        gate = found
+
+
+def _counted(instance: object) -> bool:
+    """Stand for this life and its incident; say whether the budget allows it."""
     incarnation = Incarnation.current()
     standing.present = standing.Standing(incarnation)
     _show_itself(instance)
     reap()
     _watch_memory(instance)
     if incarnation.number == 0:
-        return
+        return True
     mark = mark_of(type(instance)) or Guarding()
     earlier_lives = ActorMemory(incarnation.actor_id, PROCESS_PART)
     word = earlier_lives.load()
@@ -175,14 +191,13 @@ def _enter(instance: object) -> None:
     allowed = recycled or mark.watching or mark.policy.process_budget.allows(earlier, now)
     restarts = (*recent, now) if allowed and not recycled else recent
     standing.present = replace(standing.present, restarts=restarts)
-    if not allowed:
-        gate = _refuse  # before anything that may fail: the budget must hold
-    known = {"restarts": list(restarts), "incident": None}
-    earlier_lives.save(known)
-    with harmless("incident"):
+    with harmless("incident"):  # the budget must hold, whatever fails here
+        known = {"restarts": list(restarts), "incident": None}
+        earlier_lives.save(known)
         incident = _incident(word, type(instance).__name__, mark)
         earlier_lives.save({**known, "told": {"pid": incident.pid, "kind": incident.kind}})
         standing.present = replace(standing.present, incident=incident if allowed else _given_up(incident))
+    return allowed
 
 
 def _show_itself(instance: object) -> None:
@@ -250,4 +265,5 @@ def _given_up(incident: Incident) -> Incident:
 # Guarded calls pass it when it is not None: until the life has begun, and for ever once it is given up.
 gate: Callable[[object], Answer | None] | None = _open
 _lock = threading.Lock()
+_entering = 0  # the thread that enters the life now
 _opened = False

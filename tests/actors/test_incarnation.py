@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import threading
 import time
 
 import pytest
@@ -334,6 +335,36 @@ def test_the_budget_holds_although_the_catalog_is_broken(life, monkeypatch):
     word().save({"restarts": [time.time() - 2, time.time() - 1]})
     with pytest.raises(GaveUpError):
         life(3, actor_class()).work()
+
+
+def test_who_comes_while_the_life_is_entered_aside_waits_for_its_incident(life, monkeypatch):
+    """The plugin enters it from a thread of its own: the incident is there when ``__init__`` is done."""
+    asked, may_go = threading.Event(), threading.Event()
+    before_this = PastDeath.before_this
+
+    def slowly():
+        asked.set()
+        assert may_go.wait(30)
+        return before_this()
+
+    monkeypatch.setattr(PastDeath, "before_this", staticmethod(slowly))
+    cls, begin = actor_class(), restart.begin
+    aside = []
+
+    def begun(instance):
+        if not aside:  # the thread aside was first
+            aside.append(threading.Thread(target=begin, args=(instance,)))
+            aside[0].start()
+            assert asked.wait(30)
+            threading.Timer(0.2, may_go.set).start()
+        return begin(instance)
+
+    monkeypatch.setattr(restart, "begin", begun)
+    assert life(1, cls).work() == "worked"
+    aside[0].join(30)
+    assert [one.outcome for one in journal()] == [Outcome.RECOVERED]
+    assert standing.present.incident is None
+    assert restart.gate is None
 
 
 def test_another_guarded_object_in_the_process_has_no_life_to_count(life):
