@@ -88,10 +88,10 @@ def resume(instance: object) -> None:
                 gate = _Repeated(instance, known)
 
 
-def served() -> None:
-    """Close the incident that led to this life: the actor works again."""
+def served(instance: object) -> None:
+    """Close the incident that led to this life: the actor, if ``instance`` is it, works again."""
     incident = standing.present.incident
-    if incident is not None and gate is not _refuse:
+    if incident is not None and gate is not _refuse and this_actor() is instance:
         standing.present = replace(standing.present, incident=None)
         with harmless("journal"):
             records.record(records.closed(incident, Outcome.RECOVERED, served=True))
@@ -102,15 +102,13 @@ def _open(instance: object) -> None:
     global gate  # noqa: PLW0603 - see `opening`
     if not begin(instance):
         _refuse(instance)
-    if this_actor() is not instance:
-        return  # no call of the actor: it proves nothing of its life
     if opening(instance):
         try:
             resume(instance)
         except StateLostError as error:
             gate = _Lost(instance, error)
             raise
-    served()
+    served(instance)
 
 
 class _Repeated:
@@ -164,16 +162,15 @@ def _enter(instance: object) -> None:
         gate = None  # no guarded actor will ever live here
     if actor is not instance:
         return  # a guarded object in a task or in another actor: no life to count
-    found: Callable[[object], Answer | None] | None = None
+    allowed = True
     try:
-        if not _counted(instance):
-            found = _refuse
+        allowed = _counted(instance)
     finally:  # last: who comes meanwhile finds the incident; and a failure is not met again by every call
-        gate = found
+        gate = None if allowed else _refuse
 
 
 def _counted(instance: object) -> bool:
-    """Stand for this life and its incident; say whether the budget allows it."""
+    """Find out which life this is and what ended the last one; say whether the budget allows it."""
     incarnation = Incarnation.current()
     standing.present = standing.Standing(incarnation)
     _show_itself(instance)
@@ -265,5 +262,5 @@ def _given_up(incident: Incident) -> Incident:
 # Guarded calls pass it when it is not None: until the life has begun, and for ever once it is given up.
 gate: Callable[[object], Answer | None] | None = _open
 _lock = threading.Lock()
-_entering = 0  # the thread that enters the life now
+_entering = 0  # the thread that enters the life now: what it calls on its way must not wait for itself
 _opened = False

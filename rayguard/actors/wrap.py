@@ -110,7 +110,7 @@ def _init(call: Method) -> Method:
             recorder.end(began)
         if outermost:
             restart.resume(self)
-        restart.served()
+        restart.served(self)
 
     return _rayguard_init
 

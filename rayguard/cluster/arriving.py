@@ -88,8 +88,8 @@ def ended(early: Early, error: BaseException | None) -> None:
         keeper.judge(late.owner or early.instance, _called(late), late.method, error, repeatable=False)
     if early.entered is not None:
         wrap.end_call(late.owner or early.instance, _called(late), early.entered)
-        if late.name == INIT and error is None and early.instance is this_actor():
-            restart.served()
+        if late.name == INIT and error is None:
+            restart.served(early.instance)
 
 
 def _settle(late: Late) -> None:
@@ -118,7 +118,7 @@ def _begin() -> None:
             with harmless("watch"):
                 early.entered = _entered(early)
     if actor is not None and watched.is_early(type(actor)) and not _creating(calls):
-        restart.served()
+        restart.served(actor)
     for early in calls:
         if early.late.owner is not None:
             tasks.arrive(early.late.owner)

@@ -367,6 +367,32 @@ def test_who_comes_while_the_life_is_entered_aside_waits_for_its_incident(life, 
     assert restart.gate is None
 
 
+def test_a_guarded_part_of_an_actor_does_not_close_its_incident(life):
+    """Made and called within ``__init__``, which may still fail: the actor works when it is done."""
+    seen = []
+
+    @guard
+    class Part:
+        def __init__(self):
+            self.ready = True
+
+        def work(self):
+            return self.ready
+
+    @guard(policy=GuardPolicy(process_budget=BUDGET))
+    class Whole:
+        def __init__(self):
+            self.works = Part().work()
+            seen.append((standing.present.incident is not None, len(journal())))
+
+        def work(self):
+            return self.works
+
+    assert life(1, Whole).work()
+    assert seen == [(True, 0)]
+    assert [one.outcome for one in journal()] == [Outcome.RECOVERED]
+
+
 def test_another_guarded_object_in_the_process_has_no_life_to_count(life):
     """A helper inside somebody else's actor is not stopped by that actor's restarts."""
 
