@@ -14,7 +14,7 @@ UV := $(shell command -v uv || echo $(PYTHON) -m uv)
 # vLLM on the CPU: no download, one OpenMP thread for each engine, engines free to share cores.
 RUN := env HF_HUB_OFFLINE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 RAY_AUTH_MODE=disabled
 
-.PHONY: help setup demo test lint fast bench trials soak-memory check-deploy prometheus diagnosis-report likeness docs clean
+.PHONY: help setup demo test lint fast bench trials never-worse soak-memory check-deploy prometheus diagnosis-report likeness docs clean
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -50,6 +50,9 @@ bench: setup ## Measure: restart, detection, cost of a call, throughput (ratios,
 trials: setup ## Strike a pool of real engines with random faults under load (N=20 SEED=0); judged by an oracle
 	@$(RUN) $(BIN)/python -m tests.benchmarks.trials --trials $(N) --seed $(SEED)
 
+never-worse: setup ## Run random programs bare, watched and guarded on real Ray, and compare (N=20 SEED=0 ARGS=--help)
+	@$(RUN) $(BIN)/python -m tests.benchmarks.never_worse --programs $(N) --seed $(SEED) $(ARGS)
+
 soak-memory: setup ## Run a leaking job under a real limit, bare and guarded; measure forecasts, ledger and reaper
 	@$(RUN) $(BIN)/python -m tests.benchmarks.memory.soak --rest
 
@@ -68,10 +71,7 @@ likeness: setup ## Learn anew what words tell, from labelled texts (TEXTS="a.jso
 	@$(RUN) $(BIN)/python -m tests.benchmarks.learn_likeness $(or $(TEXTS),$(CORPUS))
 
 docs: setup ## Write what is generated: the catalog as a page, metrics, dashboards, alerts and their copies
-	@$(BIN)/python -m rayguard.faults.handbook > docs/why-did-my-actor-die.md
-	@$(BIN)/python -m rayguard.metrics.instruments > docs/metrics.md
-	@$(BIN)/python -m rayguard.metrics.dashboards
-	@$(BIN)/python -m rayguard.metrics.kubernetes_files
+	@$(BIN)/python -m deploy.generate
 
 clean: ## Remove what was made here
 	@rm -rf $(VENV) dist run .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -9,19 +9,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rayguard.actors.guard import guard, method
-    from rayguard.actors.mixins import MemoryMixin, RolloutMixin
-    from rayguard.actors.pool.policy import PoolPolicy
-    from rayguard.actors.pool.pool import RolloutPool
-    from rayguard.actors.pool.result import Batch, Generation, Sample
+    from rayguard.actors.guard.guard import guard, method
+    from rayguard.actors.guard.mixins import MemoryMixin, RolloutMixin
     from rayguard.engine.settings import EngineSettings
     from rayguard.engine.weights.version import Weights
     from rayguard.errors import (
         BatchError,
+        CallLostError,
         ConfigError,
         DeadlineError,
+        EngineCallError,
         EngineHungError,
         GaveUpError,
+        GroupMemberError,
         QuarantinedError,
         RayguardError,
         RecoveryTimeoutError,
@@ -31,43 +31,50 @@ if TYPE_CHECKING:
     )
     from rayguard.metrics.exporter import serve_metrics
     from rayguard.objects.scope import object_scope
+    from rayguard.pool.pool import RolloutPool
+    from rayguard.pool.values.policy import PoolPolicy
+    from rayguard.pool.values.result import Batch, Generation, Sample
     from rayguard.recovery.budget import RestartBudget
     from rayguard.recovery.incident import Incident, incident_of
     from rayguard.recovery.ladder import Ladder
     from rayguard.recovery.memory_policy import MemoryPolicy
-    from rayguard.recovery.policy import GuardPolicy
+    from rayguard.recovery.policy import GuardPolicy, SnapshotPolicy
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Batch": "actors.pool.result",
+    "Batch": "pool.values.result",
     "BatchError": "errors",
+    "CallLostError": "errors",
     "ConfigError": "errors",
     "DeadlineError": "errors",
+    "EngineCallError": "errors",
     "EngineHungError": "errors",
     "EngineSettings": "engine.settings",
     "GaveUpError": "errors",
-    "Generation": "actors.pool.result",
+    "GroupMemberError": "errors",
+    "Generation": "pool.values.result",
     "GuardPolicy": "recovery.policy",
     "Incident": "recovery.incident",
     "Ladder": "recovery.ladder",
-    "MemoryMixin": "actors.mixins",
+    "MemoryMixin": "actors.guard.mixins",
     "MemoryPolicy": "recovery.memory_policy",
-    "PoolPolicy": "actors.pool.policy",
+    "PoolPolicy": "pool.values.policy",
     "QuarantinedError": "errors",
     "RayguardError": "errors",
     "RecoveryTimeoutError": "errors",
     "RequestError": "errors",
     "RestartBudget": "recovery.budget",
-    "RolloutMixin": "actors.mixins",
-    "RolloutPool": "actors.pool.pool",
-    "Sample": "actors.pool.result",
+    "RolloutMixin": "actors.guard.mixins",
+    "RolloutPool": "pool.pool",
+    "Sample": "pool.values.result",
+    "SnapshotPolicy": "recovery.policy",
     "StateLostError": "errors",
     "Weights": "engine.weights.version",
     "WeightsError": "errors",
-    "guard": "actors.guard",
+    "guard": "actors.guard.guard",
     "incident_of": "recovery.incident",
-    "method": "actors.guard",
+    "method": "actors.guard.guard",
     "object_scope": "objects.scope",
     "serve_metrics": "metrics.exporter",
 }
@@ -75,12 +82,15 @@ _HOME = {
 __all__ = [
     "Batch",
     "BatchError",
+    "CallLostError",
     "ConfigError",
     "DeadlineError",
+    "EngineCallError",
     "EngineHungError",
     "EngineSettings",
     "GaveUpError",
     "Generation",
+    "GroupMemberError",
     "GuardPolicy",
     "Incident",
     "Ladder",
@@ -95,6 +105,7 @@ __all__ = [
     "RolloutMixin",
     "RolloutPool",
     "Sample",
+    "SnapshotPolicy",
     "StateLostError",
     "Weights",
     "WeightsError",

@@ -111,3 +111,71 @@ class GaveUpError(RayguardError, RuntimeError):
     def __str__(self) -> str:
         tried = " -> ".join(self.tried) or "nothing (the policy allows no restart)"
         return f"{self.target} cannot be kept alive: {self.cause}. Tried: {tried}. What to do: {self.advice}"
+
+
+class CallLostError(RayguardError, RuntimeError):
+    """The process of an actor died while this call ran; the actor goes on, and the call was not made again.
+
+    It may have taken effect outside the actor. Fields: ``target`` ("Trainer.step"), ``advice``.
+    """
+
+    def __init__(self, target: str, advice: str) -> None:
+        super().__init__(target, advice)
+        self.target = target
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.target} was cut off by the death of its process, and not made again. {self.advice}"
+
+
+class EngineCallError(RayguardError, RuntimeError):
+    """The engine died while this call to it ran. A new engine serves; the call was not made again.
+
+    It may be what ended the engine, and may have taken effect. Requests that ran beside it go on. Fields:
+    ``call`` ("collective_rpc('load')"), ``cause`` (of the death).
+    """
+
+    def __init__(self, call: str, cause: str) -> None:
+        super().__init__(call, cause)
+        self.call = call
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return (
+            f"the engine died while the call {self.call} ran, which may be why: {self.cause}. A new engine "
+            "serves; the call was not made again: if it is not what ended the engine, make it anew"
+        )
+
+
+class GroupMemberError(RayguardError, RuntimeError):
+    """The process of an actor died that was a member of a process group: alone it cannot take its place.
+
+    The group as a whole is for whoever made it. Fields: ``target``, ``cause``.
+    """
+
+    def __init__(self, target: str, cause: str) -> None:
+        super().__init__(target, cause)
+        self.target = target
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return (
+            f"{self.target} was a member of a process group (torch.distributed), and its process died: "
+            f"{self.cause}. It is not begun anew alone, since the others wait for one that has joined: make "
+            "the group anew"
+        )
+
+
+class CapabilityOffError(RayguardError, RuntimeError):
+    """Something that stands on private names of Ray is off in this process; it was said once in the log.
+
+    Fields: ``capability`` ("object scopes"), ``why`` ("Ray 2.61 moved ray._private.worker.Worker").
+    """
+
+    def __init__(self, capability: str, why: str) -> None:
+        super().__init__(capability, why)
+        self.capability = capability
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.capability}: off, {self.why}"

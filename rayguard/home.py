@@ -10,12 +10,12 @@ import os
 from pathlib import Path
 
 AGENTS = "agents"  # the folder in it that is there as long as the node has an agent
-_VARIABLE = "RAYGUARD_HOME"
+VARIABLE = "RAYGUARD_HOME"
 
 
 def home() -> Path:
     """Return what ``rayguard.config.Settings().home`` is."""
-    said = next((value for name, value in os.environ.items() if name.upper() == _VARIABLE and value), "")
+    said = next((value for name, value in os.environ.items() if name.upper() == VARIABLE and value), "")
     return Path(os.path.expanduser(said)).absolute() if said else default_home()  # noqa: PTH111 - as below
 
 

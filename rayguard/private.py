@@ -13,6 +13,7 @@ import stat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -33,6 +34,15 @@ def open_private(directory: Path) -> int:
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
     finally:
         os.close(here)
+
+
+@contextlib.contextmanager
+def closed_after(file: int) -> Iterator[int]:
+    """Give an open descriptor to a block, and close it at its end."""
+    try:
+        yield file
+    finally:
+        os.close(file)
 
 
 def _step_into(here: int, name: str, directory: Path) -> int:
@@ -69,6 +79,17 @@ def open_regular(path: Path) -> int | None:
         return file
     os.close(file)
     return None
+
+
+def read_regular(path: Path, most: int, offset: int = 0) -> bytes:
+    """Return up to ``most`` bytes of a file from ``offset`` on; none where ``open_regular`` opens none."""
+    file = open_regular(path)
+    if file is None:
+        return b""
+    try:
+        return os.pread(file, most, offset)
+    finally:
+        os.close(file)
 
 
 def replace_file(directory: Path, name: str, content: bytes) -> None:

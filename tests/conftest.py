@@ -7,18 +7,35 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
+from hypothesis import settings
+
+from tests import worker_start
+
+settings.register_profile("rayguard", deadline=None)  # on a busy machine an example may take any time
+settings.load_profile("rayguard")
 _SOCKETS = "VLLM_RPC_BASE_PATH"
 
 HERE = Path(__file__).parent
 # They look at this process's whole heap within budgets of time that are meant for a worker's heap: before the
 # tests of engines have loaded vLLM and thousands of signatures into it.
 _FIRST = {HERE / name for name in ("memory", "objects", "process")}
-_LONGEST = {HERE / "trials"}  # one test of minutes: begun last, it would leave the other cores idle
+_LONGEST = {
+    HERE / "never_worse",
+    HERE / "trials",
+}  # of minutes: begun last, they would leave the other cores idle
 
 
 def pytest_collection_modifyitems(items):
     """Put the longest test and those of the heap first; all others keep their order."""
     items.sort(key=lambda item: [not first & set(item.path.parents) for first in (_FIRST, _LONGEST)])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Have workers of Ray start in one step."""
+    if item.get_closest_marker("ray") is not None:
+        worker_start.use()
 
 
 def pytest_configure(config):

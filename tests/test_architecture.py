@@ -11,8 +11,14 @@ from pathlib import Path
 import pytest
 
 import rayguard
+from tests import architecture_figures as house
+from tests.architecture_references import stale_paths, stale_references
 
 ROOT = Path(rayguard.__file__).parent
+DOCUMENTS = sorted([ROOT.parent / "README.md", *(ROOT.parent / "docs").rglob("*.md")])
+MOST_LINES, MOST_FILES, MOST_ANY = 300, 20, 610
+# Public classes that share a name, at most five, each with the reason why no other name would be plainer.
+SAME_NAME: dict[str, str] = {}
 HEAVY = (
     "ray",
     "torch",
@@ -68,7 +74,66 @@ def test_every_file_says_what_it_is_for_and_stays_readable(path):
     """A docstring at the head, and no file that has outgrown one subject."""
     source = path.read_text()
     assert ast.get_docstring(ast.parse(source)), f"{path} has no docstring"
-    assert source.count("\n") <= 330, f"{path} is too long: has it one subject?"
+    assert source.count("\n") <= MOST_LINES, f"{path} is too long: has it one subject?"
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """The package's files and what stands in them."""
+    return house.sources()
+
+
+@pytest.fixture(scope="module")
+def trees(texts):
+    """The same, read, by the modules' names."""
+    return {house.module_of(path): ast.parse(text) for path, text in texts.items()}
+
+
+def test_no_folder_holds_more_files_than_one_looks_through():
+    """A folder is a subject; one of 50 files is a drawer."""
+    counts = house.files_by_folder()
+    assert {str(folder): count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_no_file_can_be_reached_from_itself(trees):
+    """No circles: none within functions or for types alone either."""
+    assert house.circles(house.imports(trees)) == []
+
+
+def test_one_class_name_means_one_thing(trees):
+    """So that a name in a log or a traceback can be looked up."""
+    assert len(SAME_NAME) <= 5
+    assert {name: where for name, where in house.class_names(trees).items() if name not in SAME_NAME} == {}
+
+
+def test_private_names_of_others_stand_in_their_seams_alone(texts):
+    """Where Ray or vLLM moves one, one file is to be changed, and one capability is off."""
+    assert house.private_names(texts) == []
+
+
+def test_types_are_said(texts):
+    """A ratchet: lower it when you take some away, and never raise it."""
+    assert house.any_count(texts) <= MOST_ANY
+
+
+def test_what_a_docstring_points_to_exists(texts):
+    """A reader who follows a name finds what it names."""
+    assert stale_references(texts) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT.parent)))
+def test_the_paths_that_a_document_names_exist(document):
+    """As above, for who reads the documents first."""
+    assert stale_paths(document) == []
+
+
+def test_a_stale_reference_is_found():
+    """The test of the test: a renamed module, a name that went, a bare name in a head."""
+    path = ROOT / "faults" / "invented.py"
+    head = "What is ``gone_file``, and ``rayguard.faults.gone``, and ``rayguard.faults.fault.gone``, and ``index``."
+    found = stale_references({**house.sources(), path: f'"""{head}"""'})
+    names = ("gone_file", "rayguard.faults.fault.gone", "rayguard.faults.gone")
+    assert found == [f"rayguard/faults/invented.py: {name}" for name in names]
 
 
 def test_test_modules_have_names_of_their_own():

@@ -2,11 +2,11 @@
 
 import os
 import stat
-from pathlib import Path
 
 import pytest
 
 from rayguard.private import open_private, open_regular
+from tests.open_files import open_files
 
 STRANGER = 65_534
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of another user")
@@ -25,13 +25,13 @@ def test_missing_directories_are_made_for_us_alone(tmp_path):
 
 def test_the_descriptor_is_the_directory(tmp_path):
     """What is opened relative to it lands in it, and no descriptor is left behind."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
     there = open_private(tmp_path / "a")
     os.close(os.open("file", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=there))
     os.fsync(there)
     os.close(there)
     assert (tmp_path / "a" / "file").exists()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not open_files() - before
 
 
 def test_a_symlink_of_ours_is_followed(tmp_path):

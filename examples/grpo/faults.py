@@ -11,15 +11,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import ray
 
 from examples.grpo.samples import seeded
-from rayguard.testing.injector import SIGNALS, What, aim
+from rayguard.testing.injector import SIGNALS, What
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import psutil
 
     from examples.grpo.samples import Request
     from rayguard.testing.fuse import Fuse
@@ -45,7 +44,7 @@ class Disturbance:
         """Before the calls of ``step`` are sent: take aim, light fuses, switch on seeds."""
         for fault in self.injector.due(step):
             status = self._status(fault)
-            self.victims[fault] = aim(_pid(self.rollouts[fault.target], fault.what, status))
+            self.victims[fault] = psutil.Process(_pid(self.rollouts[fault.target], fault.what, status))
             self.tokens[fault] = status["tokens_generated"]
             if fault.what is What.SCHEDULER_ASSERTION:
                 self.fuses[fault.target].light(after=5)

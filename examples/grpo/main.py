@@ -23,17 +23,17 @@ from examples.grpo.history import History
 from examples.grpo.loop import Loop
 from examples.grpo.memory import memory_of_processes
 from examples.grpo.observer import Observer
-from examples.grpo.picture import draw
-from examples.grpo.report import report
+from examples.grpo.outcome.picture import draw
+from examples.grpo.outcome.report import report
+from examples.grpo.outcome.summary import summary
+from examples.grpo.outcome.verdict import problems
+from examples.grpo.outcome.view import showing
 from examples.grpo.samples import PromptSource
 from examples.grpo.schedule import SHORTEST_RUN, plan
-from examples.grpo.summary import summary
-from examples.grpo.verdict import problems
-from examples.grpo.view import showing
 from rayguard.testing.injector import FaultInjector
 
 if TYPE_CHECKING:
-    from examples.grpo.view import View
+    from examples.grpo.outcome.view import View
 
 
 def main(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rayguard.process.recording_reader import read_recording, recordings
+from rayguard.process.flight.reader import read_recording, recordings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rayguard.process.recording import Recording
+    from rayguard.process.flight.recording import Recording
 
 _TOLD = "memory: "  # how events about memory begin
 

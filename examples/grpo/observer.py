@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from examples.grpo.history import History
-    from examples.grpo.view import View
+    from examples.grpo.outcome.view import View
 
 POLL_S = 0.1
 LOOK_EVERY_S = 0.5

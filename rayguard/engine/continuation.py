@@ -1,10 +1,10 @@
 """Going on where a dead engine stopped: the request that makes a new core produce the missing rest.
 
 The frontend (in the owner's process) keeps what it received: tokens, text, log-probabilities, stop-string
-state. The new core needs the tokens so far. One that runs ``vllm.exact`` takes them as *output* and goes on
-as if nothing had happened; any other takes them as the end of a longer prompt, which is the same only for
-parameters that do not ask which tokens are output. Works on vLLM's ``EngineCoreRequest`` by attribute,
-without importing vLLM. What cannot be continued exactly says why.
+state. The new core needs the tokens so far. One that runs ``rayguard.engine.vllm.exact`` takes them as
+*output* and goes on as if nothing had happened; any other takes them as the end of a longer prompt, which is
+the same only for parameters that do not ask which tokens are output. Works on vLLM's ``EngineCoreRequest`` by
+attribute, without importing vLLM. What cannot be continued exactly says why.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from __future__ import annotations
 import copy
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict, cast
+
+if TYPE_CHECKING:
+    from rayguard.engine.vllm.interfaces import EngineCoreRequest, SamplingParams
 
 MARK = "rayguard"  # in SamplingParams.extra_args: what ``vllm.exact`` reads in the core and in its workers
 
@@ -24,29 +27,35 @@ _STATEFUL = (
     "presence_penalty",
     "frequency_penalty",
     "bad_words",
-    "thinking_token_budget",
     "repetition_detection",
     "trace_decode_token_ids",
 )
-_HIDDEN = ("thinking_token_budget",)
+_NEVER = ("thinking_token_budget",)  # counted by what is new at each step, in a worker's own books
 _GIVEN_BEFORE = ("prompt_logprobs", "prompt_logprob_token_ids")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exact:
-    """What an engine takes up as if it had never been interrupted; ``vllm.exact.exactness`` finds out.
+    """What an engine takes up as if it had never been interrupted; ``vllm.exact.claims.exactness`` finds out.
 
     Invariant: ``hidden`` only with ``outputs``.
     """
 
-    outputs: bool = False  # earlier tokens count as output: penalties, bad words, grammars, budgets
-    hidden: bool = False  # what grows unseen with each token: seeded generators, thinking budgets
+    outputs: bool = False  # earlier tokens count as output: penalties, bad words, grammars
+    hidden: bool = False  # what grows unseen with each token: seeded generators
 
 
 PLAIN = Exact()  # an engine as vLLM made it
 
 
-def why_not(request: Any, exact: Exact = PLAIN) -> str:
+class ContinuationMark(TypedDict):
+    """What a continued request says to an exact engine."""
+
+    tokens: list[int]  # so far
+    steps: int  # draws to skip; 0: the engine cannot
+
+
+def why_not(request: EngineCoreRequest, exact: Exact = PLAIN) -> str:
     """Return why ``request`` cannot be continued from its tokens so far, or an empty string."""
     params = request.sampling_params
     if params is None:
@@ -57,30 +66,24 @@ def why_not(request: Any, exact: Exact = PLAIN) -> str:
         return "its prompt has multi-modal inputs"
     if getattr(request, "resumable", False):
         return "its input is a stream"
-    for name in _unmet(exact):
+    for name in _NEVER if exact.outputs else (*_STATEFUL, *_NEVER):
         if getattr(params, name, None):
             return f"{name} depends on which tokens are output"
     return ""
 
 
-def _unmet(exact: Exact) -> tuple[str, ...]:
-    if not exact.outputs:
-        return _STATEFUL
-    return () if exact.hidden else _HIDDEN
-
-
-def drift(request: Any, exact: Exact = PLAIN) -> str:
+def drift(request: EngineCoreRequest, exact: Exact = PLAIN) -> str:
     """Return how a continued ``request`` differs from an uninterrupted one, or an empty string.
 
     Both are samples of the same distribution: only the tokens are others.
     """
-    params = request.sampling_params
+    params = _params(request)
     if not exact.hidden and params.seed is not None and params.temperature:
         return "its seed gives other tokens after the cut"
     return ""
 
 
-def continued(request: Any, tokens: list[int], exact: Exact = PLAIN) -> Any:
+def continued(request: EngineCoreRequest, tokens: list[int], exact: Exact = PLAIN) -> EngineCoreRequest:
     """Return a copy of ``request`` that goes on after ``tokens``; prompt log-probabilities were given.
 
     Without ``exact.hidden``, a seeded generator would start at its first draw again and repeat the
@@ -90,34 +93,39 @@ def continued(request: Any, tokens: list[int], exact: Exact = PLAIN) -> Any:
     if not tokens:
         return request
     rest = copy.copy(request)
-    params = rest.sampling_params = request.sampling_params.clone()
+    params = rest.sampling_params = _params(request).clone()
     for name in _GIVEN_BEFORE:
         if getattr(params, name, None) is not None:
             setattr(params, name, None)
     if params.seed is not None and not exact.hidden:
         params.seed = seed_after(params.seed, len(tokens))
     if exact.outputs:
-        mark = {"tokens": list(tokens), "steps": len(tokens) if exact.hidden else 0}
+        mark = ContinuationMark(tokens=list(tokens), steps=len(tokens) if exact.hidden else 0)
         params.extra_args = {**(params.extra_args or {}), MARK: mark}
         return rest
     if params.max_tokens is not None:
         params.max_tokens -= len(tokens)
     params.min_tokens = max(0, params.min_tokens - len(tokens))
-    rest.prompt_token_ids = [*request.prompt_token_ids, *tokens]
+    rest.prompt_token_ids = [*(request.prompt_token_ids or ()), *tokens]
     return rest
 
 
-def spent(request: Any, tokens: list[int]) -> bool:
+def spent(request: EngineCoreRequest, tokens: list[int]) -> bool:
     """Say whether nothing is left to generate: only the news of the end was lost."""
-    limit = request.sampling_params.max_tokens
+    limit = _params(request).max_tokens
     return limit is not None and len(tokens) >= limit
 
 
-def mark_of(params: Any) -> dict[str, Any] | None:
-    """Return what ``continued`` has written into sampling parameters: ``tokens``, and ``steps`` to replay."""
+def mark_of(params: SamplingParams | None) -> ContinuationMark | None:
+    """Return what ``continued`` has written into sampling parameters."""
     extra = getattr(params, "extra_args", None)
     mark = extra.get(MARK) if extra else None
-    return mark if isinstance(mark, dict) and mark.get("tokens") else None
+    return cast("ContinuationMark", mark) if isinstance(mark, dict) and mark.get("tokens") else None
+
+
+def _params(request: EngineCoreRequest) -> SamplingParams:
+    assert request.sampling_params is not None, "why_not refuses those that are pooled"
+    return request.sampling_params
 
 
 def seed_after(seed: int, drawn: int) -> int:

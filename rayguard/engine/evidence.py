@@ -11,14 +11,13 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from rayguard.engine.records import EngineRecords, read_records
-from rayguard.faults.fault import Fault, ProcessExit, Role, facts_of
+from rayguard.engine.error_records import EngineRecords, read_records
+from rayguard.faults.fault import Fault, ProcessExit, Role, Silence, facts_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rayguard.engine.protocol import Engine
-    from rayguard.faults.fault import Silence
 
 # vllm/v1/executor/multiproc_executor.py: the core names the worker's exit code, which only it can wait for.
 _LAST_WORDS_S = 1.0  # spent only while somebody ended and nobody has said how
@@ -55,8 +54,8 @@ def _last_words(
     while True:
         written = read_records(records, since)
         exits = _with_exit_codes(() if engine is None else engine.exits(), written.log)
-        told = not exits or _all_said(exits, written.log)
-        if told or time.monotonic() - began >= _LAST_WORDS_S:
+        complete = not exits or _all_said(exits, written.log)
+        if complete or time.monotonic() - began >= _LAST_WORDS_S:
             return exits, written
         pause.wait(0.02)
 
@@ -67,8 +66,8 @@ def _all_said(exits: tuple[ProcessExit, ...], log: tuple[str, ...]) -> bool:
     The code is "None" where vLLM asks between the worker's closing of its files and its becoming a zombie. A
     worker ends when its core was killed, and its code may be there first: that of the core says who began.
     """
-    cores = [gone for gone in exits if gone.role is Role.ENGINE_CORE]
-    return any(gone.exitcode is not None for gone in cores or exits) or bool(_worker_exits(log))
+    cores = [ended for ended in exits if ended.role is Role.ENGINE_CORE]
+    return any(ended.exitcode is not None for ended in cores or exits) or bool(_worker_exits(log))
 
 
 def _worker_exits(log: tuple[str, ...]) -> list[str]:
@@ -83,12 +82,12 @@ def began_at(fault: Fault) -> float | None:
 
 
 def _with_exit_codes(exits: tuple[ProcessExit, ...], log: tuple[str, ...]) -> tuple[ProcessExit, ...]:
-    codes = [int(said) for said in _worker_exits(log) if said != "None"]
+    codes = [int(code) for code in _worker_exits(log) if code != "None"]
     if not codes:
         return exits
     return tuple(
-        dataclasses.replace(gone, exitcode=codes[0])
-        if gone.role is Role.ENGINE_WORKER and gone.exitcode is None
-        else gone
-        for gone in exits
+        dataclasses.replace(ended, exitcode=codes[0])
+        if ended.role is Role.ENGINE_WORKER and ended.exitcode is None
+        else ended
+        for ended in exits
     )

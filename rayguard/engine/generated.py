@@ -1,21 +1,17 @@
 """What an engine has generated of one request so far: the value that survives engine, actor and node.
 
-Read from vLLM's frontend and given back to another one by ``rayguard.engine.vllm.tap``; kept in
-``token_log``; sent to the pool's owner in pieces (``plus`` puts them together).
+Read from vLLM's frontend and given back to another one by ``rayguard.engine.vllm.output_state``; kept in
+``rayguard.engine.tokens.log``; sent to the pool's owner in pieces (``plus`` puts them together).
 """
 
 from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-
-def _ints() -> array[int]:
-    return array("i")
-
-
-def _floats() -> array[float]:
-    return array("f")
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: that took a third of the time of saving tokens
@@ -29,11 +25,11 @@ class Generated:
     Invariant: ``len(ids) == len(logprobs) == width * len(tokens)``; ``len(ranks)`` is 0 or ``len(tokens)``.
     """
 
-    tokens: array[int] = field(default_factory=_ints)
+    tokens: array[int] = field(default_factory=lambda: array("i"))
     width: int = 0
-    ids: array[int] = field(default_factory=_ints)
-    logprobs: array[float] = field(default_factory=_floats)
-    ranks: array[int] = field(default_factory=_ints)  # of the sampled tokens, 1 is the most likely
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+    ranks: array[int] = field(default_factory=lambda: array("i"))  # of sampled tokens; 1: the likeliest
     versions: tuple[tuple[str, int], ...] = ()  # (weight version, index of the first token it made)
 
     def __len__(self) -> int:
@@ -41,9 +37,9 @@ class Generated:
 
     def plus(self, more: Generated) -> Generated:
         """Return this with ``more`` behind it; the indices of ``more.versions`` count from its own start."""
-        here = len(self.tokens)
+        count = len(self.tokens)
         last = self.versions[-1][0] if self.versions else None
-        spans = [(version, here + start) for version, start in more.versions]
+        spans = [(version, count + start) for version, start in more.versions]
         if spans and spans[0][0] == last:
             del spans[0]
         return Generated(
@@ -57,16 +53,13 @@ class Generated:
 
     def since(self, start: int) -> Generated:
         """Return what was generated from index ``start`` on."""
-        before = [version for version, first in self.versions if first <= start]
-        later = [(version, first - start) for version, first in self.versions if first > start]
-        there = start < len(self.tokens)
         return Generated(
             tokens=self.tokens[start:],
             width=self.width,
             ids=self.ids[start * self.width :],
             logprobs=self.logprobs[start * self.width :],
             ranks=self.ranks[start:],
-            versions=(*(((before[-1], 0),) if before and there else ()), *later),
+            versions=versions_since(self.versions, start) if start < len(self.tokens) else (),
         )
 
     def first(self, count: int) -> Generated:
@@ -79,3 +72,10 @@ class Generated:
             ranks=self.ranks[:count],
             versions=tuple((version, start) for version, start in self.versions if start < count),
         )
+
+
+def versions_since(starts: Sequence[tuple[str, int]], start: int) -> tuple[tuple[str, int], ...]:
+    """Return which weights made what comes from index ``start`` on; indices count from there."""
+    before = [version for version, first in starts if first <= start]
+    later = [(version, first - start) for version, first in starts if first > start]
+    return (*((version, 0) for version in before[-1:]), *later)

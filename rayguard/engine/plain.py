@@ -8,19 +8,16 @@ own (``rayguard.engine.vllm.engine``).
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from rayguard.engine.protocol import Carried, Engine, EngineProcess, Progress, Verdicts
-from rayguard.engine.weights.version import WeightReceipt
+from rayguard.engine.protocol import Engine, EngineProcess
+from rayguard.engine.weights.version import WeightReceipt, Weights
 from rayguard.errors import WeightsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rayguard.engine.weights.version import Weights
-    from rayguard.faults.fault import ProcessExit
+    from collections.abc import Sequence
 
 
 class PlainEngine(Engine):
@@ -30,48 +27,18 @@ class PlainEngine(Engine):
     ``close()`` for its end.
     """
 
-    def __init__(self, built: Any) -> None:
+    def __init__(self, built: object) -> None:
         self._built = built
 
     @property
     @override
-    def handle(self) -> Any:
+    def handle(self) -> object:
         return self._built
-
-    @property
-    @override
-    def is_async(self) -> bool:
-        return False
 
     @property
     @override
     def life(self) -> object:
         return self._built
-
-    @property
-    @override
-    def heals(self) -> bool:
-        return False
-
-    @override
-    def facts(self) -> Mapping[str, Any]:
-        return {}
-
-    @override
-    def processes(self) -> tuple[EngineProcess, ...]:
-        return ()
-
-    @override
-    def exits(self) -> tuple[ProcessExit, ...]:
-        return ()
-
-    @override
-    def progress(self) -> Progress:
-        return Progress()
-
-    @override
-    def interrupt(self, error: Exception) -> None:
-        return
 
     @override
     def close(self, *, polite_s: float, force_s: float) -> tuple[EngineProcess, ...]:
@@ -80,14 +47,6 @@ class PlainEngine(Engine):
             with contextlib.suppress(Exception):  # it failed already; nothing of it can be forced
                 end()
         return ()
-
-    @override
-    def receipts(self, *, deadline_s: float) -> Sequence[WeightReceipt]:
-        return ()  # nothing inside it is known
-
-    @override
-    def can_push(self) -> bool:
-        return True
 
     @override
     def push(self, weights: Weights, *, deadline_s: float) -> Sequence[WeightReceipt]:
@@ -99,11 +58,3 @@ class PlainEngine(Engine):
             )
         load(weights)
         return [WeightReceipt(version=weights.version, digest=weights.digest, tensors=len(weights.names()))]
-
-    @override
-    def serve(self, verdicts: Verdicts, *, deadline_s: float) -> Carried:
-        return Carried()
-
-    @override
-    def give_up(self) -> None:
-        return

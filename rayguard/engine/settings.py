@@ -1,7 +1,7 @@
 """Safe settings: what each rung of the ladder means to an engine, in vLLM's own argument names.
 
 Pure. Which rung comes when is ``rayguard.recovery``; whether the installed vLLM accepts the result is
-asked by ``rayguard.engine.vllm.engine`` before an engine is built with it.
+asked by ``rayguard.engine.vllm.arguments`` before an engine is built with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Values = dict[str, Any]
 # vLLM's defaults for the arguments that safe settings touch (vllm/engine/arg_utils.py, EngineArgs). They
 # are handed out even when nothing is overridden, so that a recipe which also passes one of them by hand
 # fails at its first call ("multiple values for keyword argument") and not at the first restart.
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, object] = {
     "async_scheduling": None,
     "enable_chunked_prefill": None,
     "max_num_batched_tokens": None,
@@ -27,10 +27,6 @@ DEFAULTS: Mapping[str, Any] = {
     "enforce_eager": False,
     "max_num_seqs": None,
 }
-
-
-def _async_scheduling_off(_now: Values) -> Values:
-    return {"async_scheduling": False}
 
 
 def _chunked_prefill_off(now: Values) -> Values:
@@ -41,14 +37,6 @@ def _chunked_prefill_off(now: Values) -> Values:
     return {"enable_chunked_prefill": False}
 
 
-def _prefix_caching_off(_now: Values) -> Values:
-    return {"enable_prefix_caching": False}
-
-
-def _eager(_now: Values) -> Values:
-    return {"enforce_eager": True}
-
-
 def _fewer_sequences(now: Values) -> Values:
     lowered: Values = {"max_num_seqs": max(1, int(now.get("max_num_seqs") or 128) // 4)}
     share = now.get("gpu_memory_utilization")
@@ -57,18 +45,35 @@ def _fewer_sequences(now: Values) -> Values:
     return lowered
 
 
-def _one_sequence(_now: Values) -> Values:
-    return {"max_num_seqs": 1}
-
-
 SAFE_SETTINGS: Mapping[str, Callable[[Values], Values]] = {
-    "async_scheduling_off": _async_scheduling_off,
+    "async_scheduling_off": lambda _now: {"async_scheduling": False},
     "chunked_prefill_off": _chunked_prefill_off,
-    "prefix_caching_off": _prefix_caching_off,
-    "eager": _eager,
+    "prefix_caching_off": lambda _now: {"enable_prefix_caching": False},
+    "eager": lambda _now: {"enforce_eager": True},
     "fewer_sequences": _fewer_sequences,
-    "one_sequence": _one_sequence,
+    "one_sequence": lambda _now: {"max_num_seqs": 1},
 }
+
+
+_FITTED = (-1, "auto")  # to the memory that is there, by vLLM
+
+
+def refuse_ray_workers(values: Mapping[str, object]) -> None:
+    """Refuse an engine whose workers would be Ray actors.
+
+    They carry no mark, leave no evidence and prove no weights: a death of one would be nobody's.
+
+    Raises:
+        ConfigError: One of ``values``, an engine's arguments or what it took, says so.
+    """
+    for name, other in (("distributed_executor_backend", "'mp' or 'uni'"), ("data_parallel_backend", "'mp'")):
+        value = values.get(name)
+        if value == "ray" or (isinstance(value, type) and value.__name__.startswith("Ray")):
+            raise ConfigError(
+                f"{name}={value!r}: workers that are Ray actors of their own cannot be kept alive with their "
+                f"engine. Give the actor all GPUs of the engine and pass {name}={other} to "
+                "settings.as_kwargs(...); in a placement group, vLLM takes Ray where nothing is said"
+            )
 
 
 @dataclass(slots=True)
@@ -81,9 +86,9 @@ class EngineSettings:
     """
 
     applied: tuple[str, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
     accepted: frozenset[str] | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)  # what rayguard itself needs; yours comes first
+    extra: Mapping[str, object] = field(default_factory=dict)  # what rayguard itself needs; yours comes first
     standby: bool = False
     refuse: Callable[[Values], None] | None = None  # raises when there is no room for these arguments
     base: Values | None = None  # what the recipe passed to as_kwargs; None: it never asked
@@ -96,7 +101,7 @@ class EngineSettings:
                 f"no such safe setting: {', '.join(unknown)}; there are {', '.join(SAFE_SETTINGS)}"
             )
 
-    def overrides(self, base: Mapping[str, Any]) -> Values:
+    def overrides(self, base: Mapping[str, object]) -> Values:
         """Return what the safe settings change, given your own values ``base``."""
         now: Values = {**self.facts, **{k: v for k, v in base.items() if v is not None}}
         changed: Values = {}
@@ -110,10 +115,18 @@ class EngineSettings:
 
         Pass your own values here (``settings.as_kwargs(max_num_seqs=64)``) and not beside it: a safe
         setting must be able to lower them.
+
+        Raises:
+            ConfigError: The engine's workers would be Ray actors.
         """
         self.base = base
+        refuse_ray_workers(base)
         known = {k: v for k, v in DEFAULTS.items() if self.accepted is None or k in self.accepted}
         wanted = {**known, **self.extra, **base, **self.overrides(base)}
+        if not self.applied and base.get("max_model_len") in _FITTED and "max_model_len" in self.facts:
+            wanted["max_model_len"] = self.facts[
+                "max_model_len"
+            ]  # as the first one: requests were let in by it
         if self.refuse is not None:
             self.refuse({**self.facts, **wanted})
         return wanted

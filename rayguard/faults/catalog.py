@@ -6,203 +6,26 @@ first (``Catalog.with_user``). ``signatures/README.md`` says how to write a sign
 
 from __future__ import annotations
 
-import re
-import signal
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from rayguard.errors import ConfigError
-from rayguard.faults.diagnosis import Kind, Scope  # noqa: TC001 - pydantic reads the annotations
-from rayguard.faults.fault import Role  # noqa: TC001 - pydantic reads the annotations
 from rayguard.faults.index import Index
-from rayguard.faults.signature import (
-    Condition,
-    CutOff,
-    During,
-    ExitedWith,
-    FromCodeOf,
-    InRole,
-    PassedThrough,
-    Place,
-    RaisedAt,
-    RaisedIn,
-    SaysLike,
-    SeenIn,
-    Signature,
-    Tier,
-    When,
-)
-from rayguard.faults.witness import Origin, Source
+from rayguard.faults.signature import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 # The files in signatures/, in the order in which they are asked.
 SUBJECTS = ("engine", "device", "collectives", "ray", "system", "training", "code")
-MIN_FRAGMENT = 4  # a shorter fragment of text is in every message
-MAX_BACKTRACKING = 1_000  # steps a pattern may try from one place of the text
-
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is ten times faster
-_REPEAT = re.compile(r"\{(\d*)(?:(,)(\d*))?\}")
-
-
-def _linear(pattern: str) -> str:
-    """Refuse a pattern whose time can grow faster than the text: a fault may carry anything."""
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
-    plain = re.sub(r"\[\^?\]?[^\]]*\]", "c", re.sub(r"\\.", "e", pattern))
-    if re.search(r"(?<!\()[*+]", plain):
-        raise ValueError(f"{pattern!r}: `*` and `+` are not bounded; write {{0,200}} instead")
-    if re.search(r"\)\{", plain):
-        raise ValueError(f"{pattern!r}: a repeated group may hold another repeat; spell it out")
-    steps = 1
-    for low, comma, high in _REPEAT.findall(plain):
-        if comma and not high:
-            raise ValueError(f"{pattern!r}: a repeat without an upper bound; write {{{low},200}} instead")
-        steps *= int(high or low or 1)
-    if steps > MAX_BACKTRACKING:
-        raise ValueError(f"{pattern!r}: its repeats multiply to {steps} tries, more than {MAX_BACKTRACKING}")
-    return pattern
-
-
-def _exit_code(value: object) -> object:
-    if isinstance(value, str):
-        try:
-            return -int(signal.Signals[value])
-        except KeyError:
-            raise ValueError(f"{value!r} is no signal; write SIGKILL, SIGSEGV ... or a number") from None
-    return value
-
-
-def _one_or_many(value: object) -> object:
-    return value if isinstance(value, list) else [value]
-
-
-_Many = BeforeValidator(_one_or_many)
-Fragment = Annotated[str, Field(min_length=MIN_FRAGMENT)]
-Pattern = Annotated[str, AfterValidator(_linear)]
-ExitCode = Annotated[int, BeforeValidator(_exit_code)]
-SafeSetting = Literal[
-    "async_scheduling_off",
-    "chunked_prefill_off",
-    "prefix_caching_off",
-    "eager",
-    "fewer_sequences",
-    "one_sequence",
-]
-_STRICT = ConfigDict(extra="forbid", frozen=True)
-
-
-class WhenSpec(BaseModel):
-    """One block under ``when`` or ``not``: everything in it must hold for one and the same fact."""
-
-    model_config = _STRICT
-
-    types: Annotated[list[Fragment], _Many] = []
-    text: Annotated[list[Fragment], _Many] = []
-    message: Annotated[list[Pattern], _Many] = []
-    frames: Annotated[list[Fragment], _Many] = []
-    raised_in: Annotated[list[Fragment], _Many] = []
-    code: Annotated[list[Fragment], _Many] = []
-    roles: Annotated[list[Role], _Many] = []
-    seen_in: Annotated[list[Source], _Many] = []
-    exit: Annotated[list[ExitCode | Literal["any"]], _Many] = []
-    operations: Annotated[list[str], _Many] = []
-    raised_by: Origin | None = None
-    cut: Literal[True] | None = None
-    beside: Annotated[list[Fragment], _Many] = []
-    times: Annotated[int, Field(ge=1, le=100)] = 1
-
-    def compile(self) -> When:
-        """Return the conditions, the cheap ones first."""
-        parts: tuple[tuple[object, Condition], ...] = (
-            (self.seen_in, SeenIn(frozenset(self.seen_in))),
-            (self.roles, InRole(frozenset(role.value for role in self.roles))),
-            (self.exit, ExitedWith(frozenset(code for code in self.exit if code != "any"))),
-            (self.operations, During(frozenset(self.operations))),
-            (self.raised_by, FromCodeOf(self.raised_by or Origin.USER)),
-            (self.cut, CutOff()),
-            (self.raised_in, RaisedIn(_places(self.raised_in))),
-            (self.frames, PassedThrough(_places(self.frames))),
-            (self.code, RaisedAt(tuple(self.code))),
-            (self.message, SaysLike(tuple(re.compile(pattern) for pattern in self.message))),
-        )
-        conditions = tuple(condition for asked, condition in parts if asked)
-        if not (conditions or self.types or self.text):
-            raise ValueError("an empty block matches everything")
-        if self.message and not (self.types or self.text):
-            raise ValueError("`message` needs `types` or `text` beside it, which tell cheaply when to look")
-        if self.times > 1 and not self.text:
-            raise ValueError("`times` counts the fragments of `text`, and there are none")
-        return When(
-            types=frozenset(self.types),
-            text=tuple(self.text),
-            conditions=conditions,
-            beside=tuple(self.beside),
-            times=self.times,
-        )
-
-
-class SignatureSpec(BaseModel):
-    """One entry of a catalog file."""
-
-    model_config = _STRICT
-
-    id: Annotated[str, Field(pattern=r"^[a-z0-9_]+(\.[a-z0-9_]+)+$")]
-    kind: Kind
-    scope: Scope
-    cause: Annotated[str, Field(min_length=10)]
-    advice: Annotated[str, Field(min_length=10)]
-    confidence: Annotated[float, Field(gt=0, le=1)]
-    when: Annotated[list[WhenSpec], _Many, Field(min_length=1)]
-    unless: Annotated[list[WhenSpec], _Many, Field(alias="not")] = []
-    tier: Literal["cause", "effect", "end", "guess"] = "cause"
-    cures: Annotated[list[SafeSetting], _Many] = []
-    retry_same_settings: bool = True
-    deterministic: bool = False
-    settings_help: bool = True
-    poisoned: bool = False
-    links: Annotated[list[Annotated[str, Field(pattern=r"^https://")]], _Many] = []
-    versions: Annotated[list[str], _Many] = []
-
-    def compile(self) -> Signature:
-        """Return the signature as the diagnosis uses it."""
-        if self.deterministic and self.retry_same_settings:
-            raise ValueError(
-                "`deterministic` contradicts `retry_same_settings`: the same settings fail again"
-            )
-        return Signature(
-            id=self.id,
-            kind=self.kind,
-            scope=self.scope,
-            cause=self.cause,
-            advice=self.advice,
-            confidence=self.confidence,
-            when=tuple(block.compile() for block in self.when),
-            unless=tuple(block.compile() for block in self.unless),
-            tier=Tier[self.tier.upper()],
-            cures=tuple(self.cures),
-            retry_same_settings=self.retry_same_settings,
-            deterministic=self.deterministic,
-            settings_help=self.settings_help,
-            poisoned=self.poisoned,
-            links=tuple(self.links),
-            versions=tuple(self.versions),
-        )
-
-
-def _places(texts: list[str]) -> tuple[Place, ...]:
-    parts = (text.partition("::") for text in texts)
-    return tuple(Place(path, function) for path, _, function in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,15 +93,13 @@ def _signature(entry: object, number: int, name: str) -> Signature:
     title = entry.get("id") if isinstance(entry, dict) else None
     which = f"{name}: signature {title!r} (number {number})"
     try:
-        return SignatureSpec.model_validate(entry).compile()
+        return Signature.model_validate(entry)
     except ValidationError as error:
         wrong = "; ".join(
             f"key `{'.'.join(str(part) for part in one['loc']) or 'entry'}`: {one['msg']}"
             for one in error.errors()
         )
         raise ConfigError(f"{which}: {wrong}") from error
-    except ValueError as error:
-        raise ConfigError(f"{which}: {error}") from error
 
 
 @lru_cache(maxsize=1)

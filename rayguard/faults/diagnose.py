@@ -6,11 +6,12 @@ failures are ``rayguard.faults.catalog``; what to do about a verdict is ``raygua
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from rayguard.faults.catalog_in_use import catalog_in_use
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
-from rayguard.faults.signature import Tier
-from rayguard.faults.users import catalog_in_use
+from rayguard.faults.signature import Match, Signature, Tier
 from rayguard.faults.witness import Said, Source, Witness, witnesses
 
 if TYPE_CHECKING:
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
     from rayguard.faults.catalog import Catalog
     from rayguard.faults.fault import Fault
-    from rayguard.faults.signature import Match
 
 UNKNOWN = "unknown"
 MAX_CONSEQUENCES = 8
+_AS_SIGNED = ({one.name for one in fields(Diagnosis)} & Signature.model_fields.keys()) - {"cause"}
 
 _CAUSAL = (Source.RECORD, Source.EXIT, Source.SILENCE, Source.CHAIN, Source.LOG)
 # The nearest first; among effects the ends of processes come before what callers saw of them.
@@ -57,18 +58,9 @@ def verdict(match: Match) -> Diagnosis:
     signature = match.signature
     return Diagnosis(
         signature=signature.id,
-        kind=signature.kind,
-        scope=signature.scope,
         cause=f"{signature.cause}: {match.witness.quote}",
-        confidence=signature.confidence,
         evidence=match.evidence,
-        cures=signature.cures,
-        retry_same_settings=signature.retry_same_settings,
-        deterministic=signature.deterministic,
-        settings_help=signature.settings_help,
-        poisoned=signature.poisoned,
-        advice=signature.advice,
-        links=signature.links,
+        **{name: getattr(signature, name) for name in _AS_SIGNED},
     )
 
 

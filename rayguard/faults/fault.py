@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from rayguard.faults.frame import Frame
+from rayguard.faults.printed.frames import Frame
 from rayguard.faults.printed.traceback import exceptions_in
 
 if TYPE_CHECKING:

@@ -12,25 +12,13 @@ from typing import TYPE_CHECKING
 
 from ahocorasick_rs import AhoCorasick
 
-from rayguard.faults.signature import (
-    CutOff,
-    ExitedWith,
-    FromCodeOf,
-    Match,
-    PassedThrough,
-    RaisedIn,
-    SeenIn,
-    Tier,
-)
-from rayguard.faults.witness import Source
+from rayguard.faults.signature import Match, Signature, Tier, When
+from rayguard.faults.witness import Said, Source, Witness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from rayguard.faults.signature import Signature, When
-    from rayguard.faults.witness import Said, Witness
 
-_NOT_OF_LINES = (CutOff, PassedThrough, RaisedIn, ExitedWith, FromCodeOf)
 _Block = tuple[int, "When"]  # the signature's place in the order of asking
 
 
@@ -105,15 +93,10 @@ def _by_place(signature: Signature) -> bool:
 
 def _is_of_silence(when: When) -> bool:
     """Say whether ``when`` asks for a silence: its text is ours, and names functions that others speak of."""
-    seen_in = (condition for condition in when.conditions if isinstance(condition, SeenIn))
-    return any(Source.SILENCE in condition.sources for condition in seen_in)
+    return Source.SILENCE in when.seen_in
 
 
 def _fits_a_line(when: When) -> bool:
     """Say whether a line can fit ``when`` by its fragments; where types are asked, a name in it tells."""
-    for condition in when.conditions:
-        if isinstance(condition, _NOT_OF_LINES):
-            return False
-        if isinstance(condition, SeenIn) and Source.LOG not in condition.sources:
-            return False
-    return not when.types
+    raised = when.types or when.raised_in or when.frames or when.raised_by or when.cut or when.exit
+    return not raised and (not when.seen_in or Source.LOG in when.seen_in)

@@ -22,10 +22,5 @@ class KindText:
 @lru_cache(maxsize=1)
 def kinds() -> dict[Kind, KindText]:
     """Return the text for each kind, in the order of the handbook."""
-    text = (
-        resources.files("rayguard.faults")
-        .joinpath("signatures")
-        .joinpath("kinds.yaml")
-        .read_text(encoding="utf-8")
-    )
+    text = (resources.files("rayguard.faults") / "signatures" / "kinds.yaml").read_text(encoding="utf-8")
     return {Kind(kind): KindText(entry["is"], entry["do"]) for kind, entry in yaml.safe_load(text).items()}

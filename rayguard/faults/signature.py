@@ -1,25 +1,34 @@
-"""One known way to fail: what it looks like, what it is, what helps.
+"""One known way to fail, as a catalog file says it: what it looks like, what it is, what helps.
 
-Conditions are small callables that answer one question about one ``Witness``; a ``When`` joins them with
-*and*, a ``Signature`` joins its ``When`` with *or*. Which signature wins is ``rayguard.faults.diagnose``;
-where they come from is ``rayguard.faults.catalog``.
+A ``When`` joins what must hold for one ``Witness`` with *and*, a ``Signature`` joins its ``When`` with *or*.
+Which signature wins is ``rayguard.faults.diagnose``; where they come from is ``rayguard.faults.catalog``.
+``signatures/README.md`` says what each key means.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+import signal
+from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from rayguard.faults.diagnosis import Kind, Scope  # noqa: TC001 - pydantic reads the annotations
+from rayguard.faults.fault import Role  # noqa: TC001 - pydantic reads the annotations
 from rayguard.faults.quote import frame_quote
+from rayguard.faults.witness import Origin, Said, Source, Witness
 
 if TYPE_CHECKING:
-    import re
+    from typing_extensions import Self
 
-    from rayguard.faults.diagnosis import Kind, Scope
     from rayguard.faults.fault import Frame
-    from rayguard.faults.witness import Origin, Said, Source, Witness
+
+MIN_FRAGMENT = 4  # a shorter fragment of text is in every message
+MAX_BACKTRACKING = 1_000  # steps a pattern may try from one place of the text
+_REPEAT = re.compile(r"\{(\d*)(?:(,)(\d*))?\}")
 
 
 class Tier(IntEnum):
@@ -37,36 +46,165 @@ class Tier(IntEnum):
     GUESS = 3
 
 
-class Condition(Protocol):
-    """One question about one witness."""
+def _linear(pattern: object) -> object:
+    """Refuse a pattern whose time can grow faster than the text: a fault may carry anything."""
+    if not isinstance(pattern, str):
+        return pattern
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+    plain = re.sub(r"\[\^?\]?[^\]]*\]", "c", re.sub(r"\\.", "e", pattern))
+    if re.search(r"(?<!\()[*+]", plain):
+        raise ValueError(f"{pattern!r}: `*` and `+` are not bounded; write {{0,200}} instead")
+    if re.search(r"\)\{", plain):
+        raise ValueError(f"{pattern!r}: a repeated group may hold another repeat; spell it out")
+    steps = 1
+    for low, comma, high in _REPEAT.findall(plain):
+        if comma and not high:
+            raise ValueError(f"{pattern!r}: a repeat without an upper bound; write {{{low},200}} instead")
+        steps *= int(high or low or 1)
+    if steps > MAX_BACKTRACKING:
+        raise ValueError(f"{pattern!r}: its repeats multiply to {steps} tries, more than {MAX_BACKTRACKING}")
+    return pattern
 
-    def __call__(self, witness: Witness, /) -> bool:
-        """Say whether the witness is so."""
+
+def _exit_code(value: object) -> object:
+    if isinstance(value, str) and value != "any":
+        try:
+            return -int(signal.Signals[value])
+        except KeyError:
+            raise ValueError(f"{value!r} is no signal; write SIGKILL, SIGSEGV ... or a number") from None
+    return value
 
 
-@dataclass(frozen=True, slots=True)
-class SaysLike:
-    """The message matches one of the patterns."""
-
-    patterns: tuple[re.Pattern[str], ...]
-
-    def __call__(self, witness: Witness) -> bool:
-        """Search the message."""
-        return any(pattern.search(witness.text) for pattern in self.patterns)
+def _tier(value: object) -> object:
+    names = [tier.name.lower() for tier in Tier]
+    if value not in names:
+        raise ValueError(f"{value!r} is no tier; write one of {', '.join(names)}")
+    return Tier(names.index(str(value)))
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A file by the end of its path (or a folder of it), and a function in it where one is named."""
+_Many = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
+Fragment = Annotated[str, Field(min_length=MIN_FRAGMENT)]
+Fragments = Annotated[tuple[Fragment, ...], _Many]
+Pattern = Annotated[re.Pattern[str], BeforeValidator(_linear)]
+ExitCode = Annotated[int | Literal["any"], BeforeValidator(_exit_code)]
+SafeSetting = Literal[
+    "async_scheduling_off",
+    "chunked_prefill_off",
+    "prefix_caching_off",
+    "eager",
+    "fewer_sequences",
+    "one_sequence",
+]
+_STRICT = ConfigDict(extra="forbid", frozen=True)
 
-    path: str
-    function: str = ""
 
-    def holds(self, frame: Frame) -> bool:
-        """Say whether ``frame`` is in this place."""
-        if self.function and self.function != frame.function.rpartition(".")[2]:
-            return False
-        return not self.path or _is_in(self.path, frame.file)
+class When(BaseModel):
+    """All of these at once, of one witness: one block under ``when`` or ``not``.
+
+    By ``types`` and ``text``, ``rayguard.faults.index`` finds which blocks can match at all.
+    """
+
+    model_config = _STRICT
+
+    types: Annotated[frozenset[Fragment], _Many] = frozenset()
+    text: Fragments = ()
+    message: Annotated[tuple[Pattern, ...], _Many] = ()
+    frames: Fragments = ()
+    raised_in: Fragments = ()
+    code: Fragments = ()
+    roles: Annotated[tuple[Role, ...], _Many] = ()
+    seen_in: Annotated[tuple[Source, ...], _Many] = ()
+    exit: Annotated[tuple[ExitCode, ...], _Many] = ()
+    operations: Annotated[tuple[str, ...], _Many] = ()
+    raised_by: Origin | None = None
+    cut: Literal[True] | None = None
+    beside: Fragments = ()
+    times: Annotated[int, Field(ge=1, le=100)] = 1
+
+    @model_validator(mode="after")
+    def _asks_something(self) -> Self:
+        if not any(getattr(self, name) for name in type(self).model_fields.keys() - {"beside", "times"}):
+            raise ValueError("an empty block matches everything")
+        if self.message and not (self.types or self.text):
+            raise ValueError("`message` needs `types` or `text` beside it, which tell cheaply when to look")
+        if self.times > 1 and not self.text:
+            raise ValueError("`times` counts the fragments of `text`, and there are none")
+        return self
+
+    @cached_property
+    def _through(self) -> Places:
+        return _by_function(self.frames)
+
+    @cached_property
+    def _innermost(self) -> Places:
+        return _by_function(self.raised_in)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The files and functions it is about, for people."""
+        parts = (place.partition("::") for place in (*self.raised_in, *self.frames))
+        return tuple(function or path for path, _, function in parts)
+
+    def match(self, witness: Witness, said: Said) -> bool:
+        """Say whether this one witness is so in every respect. ``said``: the texts of all witnesses."""
+        return (
+            (not self.types or not self.types.isdisjoint(witness.names))
+            and (not self.text or any(fragment in witness.text for fragment in self.text))
+            and self._is_seen_by(witness)
+            and self._is_raised_by(witness)
+            and (not self.message or any(pattern.search(witness.text) for pattern in self.message))
+            and (self.times == 1 or sum(map(said.times, self.text)) >= self.times)
+            and (not self.beside or any(map(said.times, self.beside)))
+        )
+
+    def _is_seen_by(self, witness: Witness) -> bool:
+        """Look at who saw it, and how."""
+        operation = witness.operation
+        return (
+            (not self.seen_in or witness.source in self.seen_in)
+            and (not self.roles or witness.role in self.roles)
+            and (
+                not self.exit
+                or (witness.source is Source.EXIT and not {witness.exitcode, "any"}.isdisjoint(self.exit))
+            )
+            and (
+                not self.operations
+                or operation in self.operations
+                or operation.rpartition(".")[2] in self.operations  # without its class
+            )
+        )
+
+    def _is_raised_by(self, witness: Witness) -> bool:
+        """Look at the code that raised: at the message too, for an assertion that quotes itself."""
+        frames = witness.frames
+        code = frames[-1].code if self.code and frames else ""
+        return (
+            (self.raised_by is None or (witness.root and witness.origin is self.raised_by))
+            and (not self.cut or (bool(frames) and not witness.names))
+            and (not self.raised_in or any(_is_at(frame, self._innermost) for frame in frames[-1:]))
+            and (not self.frames or any(_is_at(frame, self._through) for frame in frames))
+            and (not self.code or any(fragment in code or fragment in witness.text for fragment in self.code))
+        )
+
+
+Places = dict[str, tuple[str, ...]]  # ends of paths, or folders, by the function in them ("": any)
+
+
+def _by_function(places: tuple[str, ...]) -> Places:
+    """Sort places by the function they name: they may be hundreds."""
+    table: Places = {}
+    for place in places:
+        path, _, function = place.partition("::")
+        table[function] = (*table.get(function, ()), path)
+    return table
+
+
+def _is_at(frame: Frame, places: Places) -> bool:
+    paths = (*places.get(frame.function.rpartition(".")[2], ()), *places.get("", ()))
+    return any(_is_in(path, frame.file) for path in paths)
 
 
 @lru_cache(maxsize=4_096)  # the same few files stand in all tracebacks of a job
@@ -75,160 +213,39 @@ def _is_in(path: str, file: str) -> bool:
     return file.startswith(path) or f"/{path}" in file
 
 
-@dataclass(frozen=True, slots=True)
-class PassedThrough:
-    """Some frame of the traceback is in one of the places. They may be hundreds: a table leads to them."""
+class Signature(BaseModel):
+    """One known way to fail: one entry of a catalog file."""
 
-    places: tuple[Place, ...]
-    by_function: dict[str, tuple[Place, ...]] = field(init=False, compare=False, repr=False)
+    model_config = _STRICT
 
-    def __post_init__(self) -> None:
-        """Sort the places by the function they name."""
-        table: dict[str, tuple[Place, ...]] = {}
-        for place in self.places:
-            table[place.function] = (*table.get(place.function, ()), place)
-        object.__setattr__(self, "by_function", table)
+    id: Annotated[str, Field(pattern=r"^[a-z0-9_]+(\.[a-z0-9_]+)+$")]
+    kind: Kind
+    scope: Scope
+    cause: Annotated[str, Field(min_length=10)]
+    advice: Annotated[str, Field(min_length=10)]
+    confidence: Annotated[float, Field(gt=0, le=1)]
+    when: Annotated[tuple[When, ...], _Many, Field(min_length=1)]
+    unless: Annotated[tuple[When, ...], _Many, Field(alias="not")] = ()
+    tier: Annotated[Tier, BeforeValidator(_tier)] = Tier.CAUSE
+    cures: Annotated[tuple[SafeSetting, ...], _Many] = ()
+    retry_same_settings: bool = True
+    deterministic: bool = False
+    settings_help: bool = True
+    poisoned: bool = False
+    links: Annotated[tuple[Annotated[str, Field(pattern=r"^https://")], ...], _Many] = ()
+    versions: Annotated[tuple[str, ...], _Many] = ()
 
-    def __call__(self, witness: Witness) -> bool:
-        """Look at all frames."""
-        anywhere = self.by_function.get("", ())
-        for frame in witness.frames:
-            here = self.by_function.get(frame.function.rpartition(".")[2], ()) if frame.function else ()
-            if any(place.holds(frame) for place in (*here, *anywhere)):
-                return True
-        return False
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        if self.deterministic and self.retry_same_settings:
+            raise ValueError(
+                "`deterministic` contradicts `retry_same_settings`: the same settings fail again"
+            )
+        return self
 
-
-@dataclass(frozen=True, slots=True)
-class RaisedIn:
-    """The innermost frame is in one of the places."""
-
-    places: tuple[Place, ...]
-
-    def __call__(self, witness: Witness) -> bool:
-        """Look at the last frame."""
-        return bool(witness.frames) and any(place.holds(witness.frames[-1]) for place in self.places)
-
-
-@dataclass(frozen=True, slots=True)
-class RaisedAt:
-    """The source line that raised contains one of the fragments: what tells bare assertions apart."""
-
-    fragments: tuple[str, ...]
-
-    def __call__(self, witness: Witness) -> bool:
-        """Look at the last frame's source line, and at the message for an assertion that quotes itself."""
-        code = witness.frames[-1].code if witness.frames else ""
-        return any(fragment in code or fragment in witness.text for fragment in self.fragments)
-
-
-@dataclass(frozen=True, slots=True)
-class InRole:
-    """The process that saw it has one of the roles."""
-
-    roles: frozenset[str]
-
-    def __call__(self, witness: Witness) -> bool:
-        """Look at the role."""
-        return witness.role in self.roles
-
-
-@dataclass(frozen=True, slots=True)
-class SeenIn:
-    """The fact is of one of these sources."""
-
-    sources: frozenset[Source]
-
-    def __call__(self, witness: Witness) -> bool:
-        """Look at the source."""
-        return witness.source in self.sources
-
-
-@dataclass(frozen=True, slots=True)
-class ExitedWith:
-    """The process ended with one of these codes (negative: by a signal); an empty set means any ending."""
-
-    codes: frozenset[int]
-
-    def __call__(self, witness: Witness) -> bool:
-        """Look at the exit code."""
-        return witness.source.value == "exit" and (not self.codes or witness.exitcode in self.codes)
-
-
-@dataclass(frozen=True, slots=True)
-class During:
-    """The call that failed is one of these operations."""
-
-    operations: frozenset[str]
-
-    def __call__(self, witness: Witness) -> bool:
-        """Look at the operation, with or without the class it is a method of."""
-        operation = witness.operation
-        return operation in self.operations or operation.rpartition(".")[2] in self.operations
-
-
-@dataclass(frozen=True, slots=True)
-class FromCodeOf:
-    """The exception was raised in code of this origin, and nothing deeper is known."""
-
-    origin: Origin
-
-    def __call__(self, witness: Witness) -> bool:
-        """Look at the root of the chain."""
-        return witness.root and witness.origin is self.origin
-
-
-@dataclass(frozen=True, slots=True)
-class CutOff:
-    """It is a traceback whose last line, which names the exception, is missing."""
-
-    def __call__(self, witness: Witness) -> bool:
-        """Look for a type."""
-        return bool(witness.frames) and not witness.names
-
-
-@dataclass(frozen=True, slots=True)
-class When:
-    """All of these at once, of one witness.
-
-    ``types`` (bare or qualified names, any of them) and ``text`` (plain fragments of the message, any of
-    them) stand apart from the other conditions: ``rayguard.faults.index`` finds by them which blocks can
-    match at all. ``beside`` holds fragments of which one stands in some fact of the same failure. Where
-    ``times`` is more than 1, its fragments were said that often in all.
-    """
-
-    types: frozenset[str] = frozenset()
-    text: tuple[str, ...] = ()
-    conditions: tuple[Condition, ...] = ()
-    beside: tuple[str, ...] = ()
-    times: int = 1
-
-    @property
-    def code(self) -> tuple[str, ...]:
-        """The fragments of the source line that raised, for people."""
-        asked = (condition for condition in self.conditions if isinstance(condition, RaisedAt))
-        return tuple(fragment for condition in asked for fragment in condition.fragments)
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        """The files and functions it is about, for people."""
-        told: list[str] = []
-        for condition in self.conditions:
-            if isinstance(condition, (RaisedIn, PassedThrough)):
-                told += (place.function or place.path for place in condition.places)
-        return tuple(told)
-
-    def match(self, witness: Witness, said: Said) -> bool:
-        """Say whether this one witness is so in every respect. ``said``: the texts of all witnesses."""
-        if self.types and self.types.isdisjoint(witness.names):
-            return False
-        if self.text and not any(fragment in witness.text for fragment in self.text):
-            return False
-        if not all(condition(witness) for condition in self.conditions):
-            return False
-        if self.times > 1 and sum(map(said.times, self.text)) < self.times:
-            return False
-        return not self.beside or any(said.times(fragment) for fragment in self.beside)
+    def excludes(self, witness: Witness, said: Said) -> bool:
+        """Say whether ``witness`` is one of its look-alikes."""
+        return any(when.match(witness, said) for when in self.unless)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,29 +267,3 @@ class Match:
         callers = self.witness.frames[:-1][-1:]
         called = (f"called from {frame_quote(frame)}" for frame in callers)
         return (self.witness.evidence, *called)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
-    """One known way to fail. See the head of ``signatures/`` files for what the fields mean to a reader."""
-
-    id: str
-    kind: Kind
-    scope: Scope
-    cause: str
-    confidence: float
-    when: tuple[When, ...]
-    unless: tuple[When, ...] = ()
-    tier: Tier = Tier.CAUSE
-    cures: tuple[str, ...] = ()
-    retry_same_settings: bool = True
-    deterministic: bool = False
-    settings_help: bool = True
-    poisoned: bool = False
-    advice: str = ""
-    links: tuple[str, ...] = ()
-    versions: tuple[str, ...] = ()
-
-    def excludes(self, witness: Witness, said: Said) -> bool:
-        """Say whether ``witness`` is one of its look-alikes."""
-        return any(when.match(witness, said) for when in self.unless)

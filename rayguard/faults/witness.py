@@ -12,10 +12,12 @@ import signal
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain, repeat
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
+from rayguard.faults.boilerplate import without_boilerplate
 from rayguard.faults.fault import ExceptionFact, Fault, Frame, ProcessExit, Silence
-from rayguard.faults.harmless import without_boilerplate
 from rayguard.faults.quote import (
     MAX_LINE_CHARS,
     MAX_TEXT_CHARS,
@@ -39,7 +41,8 @@ STALE_S = 120.0
 MAX_TIMES = 100
 
 _STDLIB = re.compile(r"/lib(?:64)?/python\d(?:\.\d{1,2})?/")
-_OURS = re.compile(r"/rayguard/(?:actors|engine|faults|metrics|process|recovery|testing)/")
+_FOLDERS = (one.name for one in iter_modules([str(Path(__file__).parents[1])]) if one.ispkg)
+_OURS = re.compile(rf"/rayguard/(?:{'|'.join(_FOLDERS)})/")
 _LEFT_OUT = ("...", "\N{HORIZONTAL ELLIPSIS}")  # by a person who shortened a long path
 _COMPILED = (".pyx", ".pxi", ".pxd", ".cpp", ".cc", ".cu", ".h", ".hpp")
 _POLITE_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})

@@ -2,7 +2,7 @@
 
 Finds, orders and opens; decompresses and turns UTF-16 into UTF-8. What may be wrong with a file is told in
 ``notes`` and never raised: a log is read because something else is broken. What the lines say is
-``rayguard.logs.scan`` and ``rayguard.logs.across``.
+``rayguard.logs.scan`` and ``rayguard.logs.many_files``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import stat
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from rayguard.logs.encoding import archive_form, encoding_of, inflated, is_packe
 from rayguard.logs.folder import Folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 BLOCK_BYTES = 1 << 20
 
@@ -56,16 +57,16 @@ class LogFile:
 
 
 @dataclass(slots=True)
-class Found:
+class FoundLogs:
     """The files to read, in order, and what a person should know about those that are not read."""
 
     files: list[LogFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def find(arguments: Sequence[str]) -> Found:
+def find(arguments: Sequence[str]) -> FoundLogs:
     """Return what ``arguments`` name: files, folders, ``-``. Raises ``ConfigError`` for a wrong one."""
-    found = Found()
+    found = FoundLogs()
     seen: set[tuple[int, int]] = set()
     for argument in arguments:
         if argument == "-":
@@ -132,11 +133,11 @@ def blocks(
             return
         raw = _raw(stream, file, notes, advance)
         first = next(raw, b"")
-        whole = _and(first, raw)
+        whole: Iterator[bytes] = chain([first], raw)
         if is_packed(first):
             whole = inflated(whole, file.name, notes)
             first = next(whole, b"")
-            whole = _and(first, whole)
+            whole = chain([first], whole)
         if archive := archive_form(first):
             notes.append(f"{file.name}: {archive}")
         encoding = encoding_of(first)
@@ -157,8 +158,3 @@ def _raw(
         if advance is not None:
             advance(len(block))
         yield block
-
-
-def _and(first: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from rest

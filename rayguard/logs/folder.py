@@ -6,6 +6,7 @@ Bounded in files, entries and depth; links are followed, loops are not. What is 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -22,42 +23,9 @@ MAX_FILES = 2_000
 MAX_ENTRIES = 100_000
 MAX_DEPTH = 16
 
-_NOT_LOGS = frozenset(
-    [
-        ".py",
-        ".pyi",
-        ".pyx",
-        ".ipynb",
-        ".js",
-        ".ts",
-        ".c",
-        ".h",
-        ".cc",
-        ".cpp",
-        ".hpp",
-        ".cu",
-        ".cuh",
-        ".go",
-        ".rs",
-        ".java",
-        ".sh",
-        ".html",
-        ".css",
-        ".md",
-        ".rst",
-        ".toml",
-        ".yaml",
-        ".yml",
-        ".json",
-        ".jsonl",
-        ".csv",
-        ".tsv",
-        ".xml",
-        ".lock",
-        ".cfg",
-        ".ini",
-        ".svg",
-    ]
+_NOT_LOGS = re.compile(
+    r"\.(?:pyi?|pyx|ipynb|[jt]s|c|h|cc|[ch]pp|cuh?|go|rs|java|sh|html|css|md|rst|toml|ya?ml|jsonl?|[ct]sv|xml"
+    r"|lock|cfg|ini|svg)"
 )
 _SESSION_LINK = "session_latest"
 _RAY_STATE = "debug_state"  # a dump of the raylet's tables; it names errors that never happened
@@ -136,7 +104,7 @@ def _no_log(path: Path, status: os.stat_result) -> str:
     """Return why ``path`` is no log, or nothing."""
     if status.st_size == 0:
         return "empty"
-    if path.suffix.lower() in _NOT_LOGS or path.name.startswith(_RAY_STATE):
+    if _NOT_LOGS.fullmatch(path.suffix.lower()) or path.name.startswith(_RAY_STATE):
         return "code or data"
     try:
         with path.open("rb") as file:

@@ -36,7 +36,7 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{1,40}\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class WordWeights:
     """What one word counts (``rarity``), and for or against which kinds."""
 
     rarity: float
@@ -48,19 +48,19 @@ class Likeness:
     """The weights of words. ``bias``: what each kind has before a word is read."""
 
     bias: Mapping[Kind, float]
-    words: Mapping[str, Weights]
+    words: Mapping[str, WordWeights]
 
     @classmethod
     def from_text(cls, text: str) -> Likeness:
         """Read what ``text`` wrote."""
         kinds: list[Kind] = []
         bias: dict[Kind, float] = {}
-        words: dict[str, Weights] = {}
+        words: dict[str, WordWeights] = {}
         for line in text.splitlines()[1:]:
             name, number, *rest = line.split("\t")
             if rest:
                 told = (weight.split(":") for weight in rest)
-                words[name] = Weights(
+                words[name] = WordWeights(
                     float(number), tuple((kinds[int(n)], float(weight)) for n, weight in told)
                 )
             else:

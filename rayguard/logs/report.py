@@ -9,23 +9,21 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rayguard.faults.catalog_in_use import catalog_in_use
 from rayguard.faults.diagnose import first, unknown, verdict
 from rayguard.faults.diagnosis import Diagnosis, Kind
 from rayguard.faults.kinds import kinds
-from rayguard.faults.printed.heads import Heads
-from rayguard.faults.signature import Tier
-from rayguard.faults.users import catalog_in_use
-from rayguard.faults.witness import Said
+from rayguard.faults.printed.learnt_prefixes import Heads
+from rayguard.faults.signature import Match, Tier
+from rayguard.faults.witness import Said, Witness
 from rayguard.logs.likeness import likeness
-from rayguard.logs.text import Reader
+from rayguard.logs.witnesses import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from rayguard.faults.catalog import Catalog
-    from rayguard.faults.printed.line import Line
-    from rayguard.faults.signature import Match
-    from rayguard.faults.witness import Witness
+    from rayguard.faults.printed.line import PrintedLine
 
 MAX_QUOTES = 6
 RIVAL_CONFIDENCE = 0.85  # of a cause beside which another kind of cause stands
@@ -60,13 +58,13 @@ def diagnose_text(text: str, catalog: Catalog | None = None) -> Report:
     return diagnose_lines(lines_of(text), catalog)
 
 
-def lines_of(text: str) -> Iterator[Line]:
+def lines_of(text: str) -> Iterator[PrintedLine]:
     """Yield the lines of ``text`` without their prefixes."""
     heads = Heads()
     return (heads.peel(raw, number) for number, raw in enumerate(text.split("\n"), start=1))
 
 
-def diagnose_lines(lines: Iterable[Line], catalog: Catalog | None = None) -> Report:
+def diagnose_lines(lines: Iterable[PrintedLine], catalog: Catalog | None = None) -> Report:
     """Return what ``lines`` say."""
     catalog = catalog_in_use() if catalog is None else catalog
     return report(tuple(Reader(catalog).read(lines)), catalog)

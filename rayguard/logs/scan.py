@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from ahocorasick_rs import BytesAhoCorasick, Implementation
@@ -34,7 +35,7 @@ _PART = 2_600  # of a long line: its beginning, the surroundings of the first hi
 _MAX_ANCHOR = 200
 _CUT = " … ".encode()
 
-# What `rayguard.logs.text` takes for a fact without knowing a signature.
+# What `rayguard.logs.witnesses` takes for a fact without knowing a signature.
 _GENERAL = (b"Traceback (most recent call last)", b'File "', b"Error", b"Exception", b"Timeout", b"Interrupt")
 
 
@@ -73,19 +74,13 @@ def telling(blocks: Iterable[bytes], anchors: Anchors, whole_bytes: int = WHOLE_
         head.append(block)
         size += len(block)
         if size > whole_bytes:
-            yield from Scan(anchors).read(_chained(head, blocks))
+            yield from Scan(anchors).read(chain(head, blocks))
             return
     text = b"".join(head)
     if text.count(b"\n") > WHOLE_LINES:
         yield from Scan(anchors).read([text])
     else:
         yield from _numbered(text, 1, anchors.finder)
-
-
-def _chained(head: list[bytes], rest: Iterable[bytes]) -> Iterator[bytes]:
-    while head:
-        yield head.pop(0)
-    yield from rest
 
 
 def _numbered(text: bytes, first: int, find: BytesAhoCorasick) -> list[Numbered]:

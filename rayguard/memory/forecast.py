@@ -1,24 +1,22 @@
-"""When does it run out, if it goes on like this? And whose growth is it?
+"""When does it run out, if it goes on like this?
 
-Pure: ``Trend`` is fed, ``forecast`` answers, mostly with silence. What is proven is said by ``straight.py``,
-what is remembered by ``lows.py``. Not here: what to do about it (``relief``), and which line of code grows.
+Pure: ``Trend`` is fed, ``forecast`` answers, mostly with silence. What is proven is said by ``linear_rise``,
+what is remembered by ``history``. Not here: what to do about it (``relief``), and which line of code grows.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
 from rayguard.errors import ConfigError
-from rayguard.memory.lows import Lows
-from rayguard.memory.reading import Quantity
-from rayguard.memory.straight import Rise, rise
-from rayguard.process.recording import in_bytes
+from rayguard.memory.history import Lows
+from rayguard.memory.linear_rise import Rise, rise
+from rayguard.process.flight.recording import in_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from rayguard.memory.reading import Quantity
 
 # How far a line is drawn on, in shares of what has grown: of 10 GB over 30 steps, 5 GB more at the most.
 # A rise of few steps must be drawn further, to be told three steps ahead; one of many, or none, can wait.
@@ -53,48 +51,11 @@ class Horizon:
 HORIZON = Horizon()
 
 
-def _whose(quantity: Quantity, who: str, pid: int) -> str:
-    of = f" of {who}" if who else ""
-    return f"{quantity.value}{of} (pid {pid})" if pid else f"{quantity.value}{of}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """How much something grew, straight, in bytes, and since when. ``share``: of the growth it explains.
-
-    ``mostly``: the finer quantity that makes most of it, where one does.
-    """
-
-    quantity: Quantity
-    who: str = ""
-    pid: int = 0
-    grown: float
-    slope_per_s: float
-    slope_per_step: float | None = None
-    since_step: int = -1
-    share: float = 1.0
-    mostly: Quantity | None = None
-
-    def sentence(self) -> str:
-        """Say it in one sentence."""
-        pace = (
-            f"{in_bytes(self.slope_per_s * 60)} a minute"
-            if self.slope_per_step is None
-            else f"{in_bytes(self.slope_per_step)} a step since step {self.since_step}"
-        )
-        part = "" if self.share >= 0.995 else f", {self.share:.0%} of the growth"  # noqa: PLR2004 - rounds to 100 %
-        mostly = "" if self.mostly is None else f", most of it {self.mostly.value}"
-        whose = _whose(self.quantity, self.who, self.pid)
-        return f"{whose} grew {in_bytes(self.grown)}, {pace}{part}{mostly}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """When ``limit`` (bytes) is reached; ``in_steps`` and ``slope_per_step`` are None where nothing steps."""
 
     quantity: Quantity
-    who: str = ""
-    pid: int = 0
     in_s: float
     in_steps: float | None
     limit: int
@@ -106,13 +67,13 @@ class Forecast:
     def sentence(self) -> str:
         """Say it in one sentence."""
         left = f"{self.in_s:.0f} s" if self.in_s < 600 else f"{self.in_s / 60:.0f} min"  # noqa: PLR2004 - ten minutes
-        whose = _whose(self.quantity, self.who, self.pid)
         if self.slope_per_step is None or self.in_steps is None:
             pace, when = f"{in_bytes(self.slope_per_s * 60)} a minute", left
         else:
             pace = f"{in_bytes(self.slope_per_step)} a step since step {self.since_step}"
             when = f"{left} ({self.in_steps:.1f} steps)"
-        return f"{whose} grows {pace}; at this pace it reaches {in_bytes(self.limit)} in {when}"
+        limit = in_bytes(self.limit)
+        return f"{self.quantity.value} grows {pace}; at this pace it reaches {limit} in {when}"
 
 
 def _reach(risen: Rise) -> float:
@@ -126,34 +87,25 @@ def _reach(risen: Rise) -> float:
 class Trend:
     """The course of one quantity of one process, in a few kilobytes.
 
-    ``add`` takes whatever it is given; ``forecast`` and ``growth`` cost a millisecond where something is new.
+    ``add`` takes whatever it is given; ``forecast`` costs a millisecond where something is new.
     Not for several threads at once.
     """
 
-    __slots__ = ("_first_at", "_lows", "_rise", "_seen", "pid", "quantity", "who")
+    __slots__ = ("_lows", "_rise", "_seen", "quantity")
 
-    def __init__(self, quantity: Quantity, who: str = "", pid: int = 0) -> None:
-        self.quantity, self.who, self.pid = quantity, who, pid
+    def __init__(self, quantity: Quantity) -> None:
+        self.quantity = quantity
         self._lows = Lows()
-        self._first_at: float | None = None
         self._seen = -1
         self._rise: Rise | None = None
 
     def add(self, at: float, step: int, used: float) -> None:
         """Take ``used`` bytes at ``at`` (monotonic seconds); ``step``: the last that had ended, or -1."""
         self._lows.add(at, step, used)
-        if self._first_at is None and self._lows.count:
-            self._first_at = self._lows.at
 
     def forget(self) -> None:
         """Begin anew: something was given back on purpose, or the process is another one."""
         self._lows.forget()
-        self._first_at = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what is remembered: bounded."""
-        return self._lows.nbytes
 
     def _risen(self) -> Rise | None:
         if self._seen != self._lows.count:
@@ -177,8 +129,6 @@ class Trend:
             return None
         return Forecast(
             quantity=self.quantity,
-            who=self.who,
-            pid=self.pid,
             in_s=in_s,
             in_steps=in_steps,
             limit=int(limit),
@@ -187,82 +137,3 @@ class Trend:
             since_step=int(risen.since_step),
             confidence=round(risen.sure * (1 - 0.3 * left / reach if reach else 1.0), 3),
         )
-
-    def growth(self) -> Growth | None:
-        """Return how it grows, however far away its limit; None where it does not, or nobody can tell."""
-        risen = self._risen()
-        if risen is None:
-            return None
-        return Growth(
-            quantity=self.quantity,
-            who=self.who,
-            pid=self.pid,
-            grown=risen.grown,
-            slope_per_s=risen.grown / risen.seconds,
-            slope_per_step=risen.grown / risen.steps if risen.steps > 0 else None,
-            since_step=int(risen.since_step),
-        )
-
-    def since(self) -> float | None:
-        """Return when the growth of now began, in the seconds it was fed with; None where nothing grows."""
-        risen = self._risen()
-        return None if risen is None else risen.since
-
-    def grown_since(self, at: float) -> float:
-        """Return bytes grown since ``at``, straight or not; all there is of a process that came later."""
-        bins = self._lows.bins()
-        if not bins or self._first_at is None:
-            return 0.0
-        now = median(each.low for each in bins[-3:])
-        before = next((number for number, each in enumerate(bins) if each.at >= at), len(bins) - 1)
-        born = self._first_at > at and self.pid > 0  # a new process
-        return now - (0.0 if born else median(each.low for each in bins[before : before + 3]))
-
-
-# What a quantity is made of, and the parts of one another are not counted twice.
-PARTS: dict[Quantity, tuple[Quantity, ...]] = {
-    Quantity.NODE: (Quantity.PRIVATE, Quantity.STORE, Quantity.SHM),
-    Quantity.PRIVATE: (Quantity.HEAP, Quantity.NATIVE),
-    Quantity.DEVICE: (Quantity.TORCH, Quantity.KV_CACHE),
-}
-_LEAST_SHARE, _MOST = 0.05, 0.6
-
-
-def explain(whole: Trend, parts: Iterable[Trend]) -> tuple[Growth, ...]:
-    """Say which of ``parts`` make ``whole`` grow, the largest first; none where it does not grow.
-
-    Shares are of what ``whole`` has grown since its growth began; what they lack to 1 is not in ``parts``.
-    """
-    grows, since = whole.growth(), whole.since()
-    if grows is None or since is None:
-        return ()
-    trends = tuple(parts)
-    made = PARTS.get(whole.quantity, ())
-    seconds = grows.grown / grows.slope_per_s
-    total = whole.grown_since(since)  # measured as the parts are, so that what is coarse in both cancels out
-    rows = []
-    for trend in trends:
-        grown = trend.grown_since(since)
-        if trend.quantity not in made or grown <= max(0.0, _LEAST_SHARE * total):
-            continue
-        own = trend.growth()
-        rows.append(
-            Growth(
-                quantity=trend.quantity,
-                who=trend.who,
-                pid=trend.pid,
-                grown=grown,
-                slope_per_s=grown / seconds,
-                slope_per_step=own.slope_per_step if own is not None else None,
-                since_step=own.since_step if own is not None else -1,
-                share=min(1.0, grown / total) if total > 0 else 1.0,
-                mostly=_mostly(trend, trends, since, grown),
-            )
-        )
-    return tuple(sorted(rows, key=lambda row: -row.grown))
-
-
-def _mostly(whole: Trend, trends: Iterable[Trend], since: float, grown: float) -> Quantity | None:
-    """Return the finer quantity of the same process that makes most of its growth."""
-    finer = [t for t in trends if t.pid == whole.pid and t.quantity in PARTS.get(whole.quantity, ())]
-    return next((t.quantity for t in finer if t.grown_since(since) >= _MOST * grown), None)

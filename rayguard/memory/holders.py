@@ -1,6 +1,7 @@
 """Who holds memory on a node: processes become rows, an engine's whole tree under the actor that owns it.
 
-Pure: values in, rows out. Where the processes come from is ``probes.census``; how rows look, ``cli_memory``.
+Pure: values in, rows out. Where the processes come from is ``rayguard.memory.probes.census``, how rows look
+``rayguard.cli.memory``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 _ENGINE_TITLES = ("VLLM::", "rayguard::")
 _RAY_PROGRAMS = frozenset({"raylet", "gcs_server"})
@@ -130,9 +131,7 @@ def _above(process: Process, all_of_them: Mapping[int, Process]) -> list[Process
     found: list[Process] = []
     seen = {process.pid}
     parent = all_of_them.get(process.parent)
-    while (
-        parent is not None and parent.pid not in seen
-    ):  # a pid that was reused while we read can make a ring
+    while parent is not None and parent.pid not in seen:  # a pid reused while we read can make a ring
         seen.add(parent.pid)
         found.append(parent)
         parent = all_of_them.get(parent.parent)
@@ -158,11 +157,11 @@ def _row(head: Process, members: Sequence[Process]) -> Holder:
         name=f"{head.name} (no owner)" if orphan else head.name,
         pid=head.pid,
         processes=len(members),
-        private=_sum(members, lambda one: one.private or 0),
+        private=sum(one.private or 0 for one in members),
         pss=sum(known) if len(known) == len(members) else None,  # a part of the sum would be a wrong number
         shared=max(one.shared for one in members),
-        device=_sum(members, lambda one: one.device),
-        objects=_sum(members, lambda one: one.objects),
+        device=sum(one.device for one in members),
+        objects=sum(one.objects for one in members),
         guarded=head.guarded,
     )
 
@@ -182,7 +181,3 @@ def _together(rows: Sequence[Holder]) -> Holder:
 
 def _weight(row: Holder) -> tuple[int, int]:
     return -(row.private + row.device + row.objects), row.pid
-
-
-def _sum(members: Iterable[Process], of: Callable[[Process], int]) -> int:
-    return sum(of(member) for member in members)

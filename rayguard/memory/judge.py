@@ -7,16 +7,11 @@ is decided by ``relief``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from rayguard.memory.forecast import Trend
+from rayguard.memory.forecast import Forecast, Trend
 from rayguard.memory.pressure import Pressure, Thresholds, below_ray, defaults, pressure
-from rayguard.memory.reading import Quantity, Reading
+from rayguard.memory.reading import MemorySample, Quantity, Reading
 from rayguard.memory.relief import MIB, Need
-
-if TYPE_CHECKING:
-    from rayguard.memory.forecast import Forecast
-    from rayguard.memory.reading import Sample
 
 _WARM_S = 30.0  # of a process that knows no steps
 _WARM_STEPS = 1
@@ -53,7 +48,7 @@ class Concern:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class JudgeState:
     """How a process stands. ``private``: its own bytes; ``engine``: its engine's; ``grown``: since warm."""
 
     at: float = 0.0
@@ -77,7 +72,7 @@ class _Growth:
         self._began: float | None = None
         self._low: int | None = None
 
-    def of(self, sample: Sample, used: int, *, steps: bool = True) -> int:
+    def of(self, sample: MemorySample, used: int, *, steps: bool = True) -> int:
         """Take ``used`` bytes in; return by how much that is more than the least there was."""
         if self._began is None:
             self._began = sample.at
@@ -97,14 +92,14 @@ class _EngineCourse:
         self.trend, self._growth = Trend(Quantity.ENGINE), _Growth()
         self._life = ""
 
-    def seen(self, sample: Sample) -> Reading | None:
+    def seen(self, sample: MemorySample) -> Reading | None:
         """Take in what ``sample`` says of the engine, and return that."""
         reading = next((r for r in sample.readings if r.quantity is Quantity.ENGINE), None)
         if reading is not None:
             self._add(sample, reading)
         return reading
 
-    def _add(self, sample: Sample, reading: Reading) -> None:
+    def _add(self, sample: MemorySample, reading: Reading) -> None:
         if reading.who != self._life:
             self._life, self._growth = reading.who, _Growth()
             self.trend.forget()
@@ -114,7 +109,7 @@ class _EngineCourse:
 
 
 class Judge:
-    """Makes ``State`` of samples. ``kills_at``: bytes of the node's use at which Ray kills, None: never."""
+    """Makes ``JudgeState`` of samples. ``kills_at``: node bytes in use at which Ray kills, None: never."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -122,7 +117,7 @@ class Judge:
         self._growth, self._engine = _Growth(), _EngineCourse()
         self._before: dict[tuple[Quantity, str], Pressure] = {}
 
-    def feed(self, sample: Sample, kills_at: int | None) -> State:
+    def feed(self, sample: MemorySample, kills_at: int | None) -> JudgeState:
         """Take a sample in and say how things stand."""
         private = sum(r.used for r in sample.readings if r.quantity is Quantity.PRIVATE)
         grown = self._growth.of(sample, private)
@@ -152,7 +147,7 @@ class Judge:
             forecasts.append(forecast)
         found = sorted((c for c in concerns if c is not None), key=lambda c: -c.need.pressure)
         soonest = min((f for f in forecasts if f is not None), key=lambda f: f.in_s, default=None)
-        return State(
+        return JudgeState(
             at=sample.at,
             step=sample.step,
             private=private,

@@ -1,4 +1,4 @@
-"""How full is too full: OK, SOFT, HARD. Pure; when it *will* be full is ``forecast.py``.
+"""How full is too full: OK, SOFT, HARD. Pure; when it *will* be full is ``forecast``.
 
 The node has a limit below its limit: Ray's memory monitor kills a worker once the node is fuller than
 ``RAY_memory_usage_threshold``. Whoever wants to act before must do so below that.
@@ -82,24 +82,17 @@ def below_ray(kills_at: float = RAY_KILLS_AT) -> Thresholds:
 
 
 DEFAULTS: Mapping[Quantity, Thresholds] = {
-    Quantity.NODE: below_ray(),
     Quantity.STORE: Thresholds(soft=0.80, hard=0.95),  # when full it spills, and that is slow but no death
     Quantity.DISK: Thresholds(soft=0.85, hard=RAY_FILLS_DISK_AT - 0.03),
-    Quantity.DEVICE: Thresholds(soft=0.92, hard=0.97, slack=0.02),  # engines fill their share on purpose
-    Quantity.KV_CACHE: Thresholds(soft=0.95, hard=1.0),  # full is what it is for; beyond, sequences wait
 }
 
 
 def defaults(quantity: Quantity) -> Thresholds:
-    """Return what suits ``quantity`` when the user said nothing and Ray's own threshold is its default."""
+    """Return what suits ``quantity``, where neither the user nor Ray has a say (``below_ray``)."""
     return DEFAULTS.get(quantity, Thresholds())
 
 
-def pressure(
-    reading: Reading, thresholds: Thresholds | None = None, before: Pressure = Pressure.OK
-) -> Pressure:
+def pressure(reading: Reading, thresholds: Thresholds, before: Pressure = Pressure.OK) -> Pressure:
     """Return how pressed ``reading`` is, given how pressed it was; OK where nobody knows a limit."""
     share = reading.share
-    if share is None:
-        return Pressure.OK
-    return (thresholds or defaults(reading.quantity)).level(share, before)
+    return Pressure.OK if share is None else thresholds.level(share, before)

@@ -20,7 +20,6 @@ class Quantity(str, Enum):
     DISK = "disk"  # of the file system that holds Ray's session, spilled objects and logs
     DEVICE = "device"  # of a GPU
     TORCH = "torch"  # reserved by torch's allocator in a process, on a GPU
-    KV_CACHE = "kv_cache"  # of an engine: blocks that sequences hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class MemorySample:
     """What was read at one moment. ``at``: monotonic seconds, ``step``: the last that had ended (or -1)."""
 
     at: float

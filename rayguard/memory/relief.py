@@ -1,7 +1,7 @@
 """What to do before memory runs out: the cheapest relief that has not failed yet, or why there is none.
 
 Pure. What is measured is ``reading``, when it gets dangerous ``pressure`` and ``forecast``; carrying a relief
-out, and measuring what it freed, is ``rayguard.actors.relief``.
+out, and measuring what it freed, is ``rayguard.actors.memory.relief_actions``.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class Tried:
         return f"{self.relief.value} freed {self.freed / MIB:.0f} MiB in {self.took_s:.2f} s"
 
 
-class Decision(NamedTuple):
+class ReliefDecision(NamedTuple):
     """The next relief, or none and why."""
 
     relief: Relief
     reason: str = ""
 
 
-def decide(need: Need, tried: Sequence[Tried], cannot: Mapping[Relief, str], now: float) -> Decision:
+def decide(need: Need, tried: Sequence[Tried], cannot: Mapping[Relief, str], now: float) -> ReliefDecision:
     """Return what to try next.
 
     ``cannot`` says for each relief that is not open to this process why it is not. A relief that freed less
@@ -94,15 +94,15 @@ def decide(need: Need, tried: Sequence[Tried], cannot: Mapping[Relief, str], now
     what costs none comes first all the same, since it takes milliseconds.
     """
     if not need.any:
-        return Decision(Relief.NONE)
+        return ReliefDecision(Relief.NONE)
     refused = []
     for relief in ORDER:
         why = cannot.get(relief) or _useless(relief, need, tried, now)
         if not why:
-            return Decision(relief)
+            return ReliefDecision(relief)
         if relief is not Relief.ENGINE or need.engine_grown:
             refused.append(f"{relief.value}: {why}")
-    return Decision(Relief.NONE, "; ".join(refused))
+    return ReliefDecision(Relief.NONE, "; ".join(refused))
 
 
 def _useless(relief: Relief, need: Need, tried: Sequence[Tried], now: float) -> str:

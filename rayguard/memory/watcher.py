@@ -1,6 +1,6 @@
 """Looks at memory in a thread of its own and at the end of each step, and keeps the latest judgement.
 
-Decides nothing and relieves nothing: who asks at a step boundary is ``rayguard.actors.memory``.
+Decides nothing and relieves nothing: who asks at a step boundary is ``rayguard.actors.memory.memory_guard``.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from rayguard.memory.judge import State
+from rayguard.memory.judge import Judge, JudgeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rayguard.memory.judge import Judge
-    from rayguard.memory.probes.here import Probes
-    from rayguard.memory.reading import Sample
+    from rayguard.memory.probes.sample import Probes
+    from rayguard.memory.reading import MemorySample
 
 _FULL_S = 5.0  # between two looks at everything; the cheap ones are in between
 _KILLS_AT_S = 60.0  # the limit of a container may be changed while it runs
@@ -39,10 +38,10 @@ class Watcher:
         *,
         interval_s: float,
         failed: Callable[[Exception], None],
-        changed: Callable[[Sample, State], None] = lambda _sample, _state: None,
-        looked: Callable[[State], None] = lambda _state: None,
+        changed: Callable[[MemorySample, JudgeState], None] = lambda _sample, _state: None,
+        looked: Callable[[JudgeState], None] = lambda _state: None,
     ) -> None:
-        self.state = State()
+        self.state = JudgeState()
         self.step = -1
         self._probes, self._judge = probes, judge
         self._interval_s, self._failed, self._changed = interval_s, failed, changed
@@ -58,12 +57,12 @@ class Watcher:
         """Begin to look."""
         self._thread.start()
 
-    def step_ended(self) -> State:
+    def step_ended(self) -> JudgeState:
         """Count a step, look at once, and return how things stand. About 0.2 ms; never raises or waits."""
         self.step += 1
         return self.look(wait=False)
 
-    def look(self, *, full: bool = False, wait: bool = True) -> State:
+    def look(self, *, full: bool = False, wait: bool = True) -> JudgeState:
         """Look now; without ``wait`` only if nobody else is looking."""
         if os.getpid() == self._pid and self._lock.acquire(blocking=wait):
             try:
@@ -74,7 +73,7 @@ class Watcher:
                 self._lock.release()
         return self.state
 
-    def relieved(self) -> State:
+    def relieved(self) -> JudgeState:
         """Something was given back: begin a new course, and look at everything."""
         with self._lock:
             self._judge.relieved()

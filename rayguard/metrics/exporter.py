@@ -1,17 +1,18 @@
 """One Prometheus endpoint per process, that reads what it shows when it is scraped.
 
-Nothing is counted here (``rayguard.recovery.tally``, ``rayguard.metrics.pool_tally``,
-``rayguard.objects.holdings``) and nothing is named (``rayguard.metrics.instruments``). A guarded call never
-comes through this file. What all processes of a node show together is ``rayguard.metrics.endpoint``.
+Nothing is counted here (``rayguard.recovery.tally``, ``rayguard.metrics.instruments.pool_tally``,
+``rayguard.objects.holdings``) and nothing is named (``rayguard.metrics.instruments.process``). A guarded call
+never comes through this file. What all processes of a node show together is
+``rayguard.metrics.node.endpoint``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import make_wsgi_app
@@ -20,14 +21,16 @@ from prometheus_client.registry import Collector
 from rayguard.config import Settings
 from rayguard.errors import ConfigError
 from rayguard.metrics.families import Family, family
-from rayguard.metrics.pool_tally import POOLS, Pools
-from rayguard.metrics.server import Bearer, Server
+from rayguard.metrics.http_server import Bearer, Server
+from rayguard.metrics.instruments.pool_tally import POOLS, Pools
 from rayguard.metrics.sources import readings, sources
 from rayguard.objects.holdings import HOLDINGS, Holdings
 from rayguard.recovery.tally import TALLY, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterable, Iterator
+
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 _LOG = logging.getLogger("rayguard")
 _MAX_PORT = 65_535
@@ -61,7 +64,8 @@ class Exporter:
 
     def close(self) -> None:
         """Stop serving and give the port back; the next ``serve_metrics`` opens a new endpoint."""
-        _forget(self)
+        with _lock, contextlib.suppress(ValueError):
+            _exporters.remove(self)
         self._tally.metrics_url = ""
         self._server.close()
 
@@ -77,44 +81,18 @@ def serve_metrics(
     registry: CollectorRegistry | None = None,
     *,
     any_free_port: bool = True,
+    token: str | None = None,
 ) -> Exporter:
     """Serve this process's metrics from a thread; a second call returns the first endpoint.
 
     ``port`` 0 is any free one. A port that cannot be had is logged and counted, and any free one is taken
     instead; with ``any_free_port=False`` it is an ``OSError``. ``registry`` gets the tally's collector and
-    is served whole; without one, only rayguard's own metrics are.
+    is served whole; without one, only rayguard's own metrics are. With a ``token``, who asks must say
+    ``Authorization: Bearer <token>``. Raises ``ConfigError`` for a port that is none and an empty token.
     """
     if not 0 <= port <= _MAX_PORT:
         raise ConfigError(f"serve_metrics(port=...) must be 0 (any) to {_MAX_PORT}, got {port}")
-    return _serve(port, address, tally, registry, Bearer(None), any_free_port=any_free_port)
-
-
-def serve_as_configured() -> Exporter | None:
-    """Serve where ``RAYGUARD_METRICS_PORT`` and ``RAYGUARD_METRICS_ADDRESS`` say; None when that is off.
-
-    Behind the token of the node's endpoint, where it has one: both listen on the same address.
-
-    Raises:
-        OSError: The file of the token cannot be read.
-        ConfigError: It is empty.
-    """
-    settings = Settings()
-    if settings.metrics_port is None:
-        return None
-    bearer = Bearer(settings.metrics_token())
-    return _serve(settings.metrics_port, settings.metrics_address, TALLY, None, bearer, any_free_port=True)
-
-
-def _serve(
-    port: int,
-    address: str,
-    tally: Tally,
-    registry: CollectorRegistry | None,
-    bearer: Bearer,
-    *,
-    any_free_port: bool,
-) -> Exporter:
-    _watch_forks()
+    bearer = Bearer(token)
     with _lock:
         if _exporters:
             if registry not in (None, _exporters[0].registry):
@@ -130,8 +108,23 @@ def _serve(
         return exporter
 
 
-def _behind(bearer: Bearer, app: Callable[..., Any]) -> Callable[..., Any]:
-    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+def serve_as_configured() -> Exporter | None:
+    """Serve where ``RAYGUARD_METRICS_PORT`` and ``RAYGUARD_METRICS_ADDRESS`` say; None when that is off.
+
+    Behind the token of the node's endpoint, where it has one: both listen on the same address.
+
+    Raises:
+        OSError: The file of the token cannot be read.
+        ConfigError: It is empty.
+    """
+    settings = Settings()
+    if settings.metrics_port is None:
+        return None
+    return serve_metrics(settings.metrics_port, settings.metrics_address, token=settings.metrics_token())
+
+
+def _behind(bearer: Bearer, app: WSGIApplication) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if bearer.may_see(environ):
             return app(environ, start_response)
         status, headers, body = bearer.refusal()
@@ -148,18 +141,10 @@ def _show(tally: Tally, registry: CollectorRegistry) -> None:
         _LOG.debug("the registry shows rayguard's metrics already")
 
 
-def _forget(exporter: Exporter) -> None:
-    with _lock:
-        if exporter in _exporters:
-            _exporters.remove(exporter)
-
-
-@lru_cache(maxsize=1)
-def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=_start_afresh)
-
-
 def _start_afresh() -> None:
     global _lock  # noqa: PLW0603 - a lock that another thread of the parent held never opens in the child
     _lock = threading.Lock()
     _exporters.clear()  # its server lets go of the socket by itself
+
+
+os.register_at_fork(after_in_child=_start_afresh)

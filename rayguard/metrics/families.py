@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from rayguard.metrics.instrument import MetricType
+from rayguard.metrics.instruments.instrument import MetricType
 from rayguard.recovery.tally import Durations
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rayguard.metrics.instrument import Instrument, Values
-    from rayguard.metrics.tables import Number
+    from rayguard.metrics.instruments.instrument import AnyInstrument, Values
+    from rayguard.metrics.node.tables import Number
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 _PLAIN = {MetricType.COUNTER: CounterMetricFamily, MetricType.GAUGE: GaugeMetricFamily}
 
 
 def family(
-    instrument: Instrument[Any], labels: tuple[str, ...], numbers: Iterable[tuple[Values, Number]] = ()
+    instrument: AnyInstrument, labels: tuple[str, ...], numbers: Iterable[tuple[Values, Number]] = ()
 ) -> Family:
     """Return an instrument with its numbers; without them, only its name and meaning."""
     if instrument.type is MetricType.HISTOGRAM:

@@ -5,21 +5,14 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rayguard.ray_internals.module_names import CALLED_BY_USERS
 
 if TYPE_CHECKING:
     from types import FrameType
 
-# The way from a user's call into Ray. Any other module of Ray that makes objects does so for itself: a data
-# set's blocks, a server's replies. Those are never the user's to end.
-_DOORS = (
-    "ray._private.",
-    "ray.actor",
-    "ray.remote_function",
-    "ray._raylet",
-    "ray.util.tracing",
-    "ray._common.",
-)
+_PASSED_THROUGH = (*CALLED_BY_USERS, "rayguard.objects.hooks", "rayguard.ray_internals.actor_creation")
 _STRANGERS = ("ray", "rayguard")
 _DEPTH = 16
 _MOST_FRAMES = 2000
@@ -31,21 +24,15 @@ def call_site(start: FrameType | None = None) -> str | None:
     About a microsecond: a few steps up, no source is read.
     """
     frame = start if start is not None else sys._getframe(1)  # noqa: SLF001 - the way to the caller's line
-    here: FrameType | None = frame
     for _ in range(_DEPTH):
-        if here is None:
+        module = frame.f_globals.get("__name__", "")
+        if not (isinstance(module, str) and module.startswith(_PASSED_THROUGH)):
+            strange = isinstance(module, str) and module.partition(".")[0] in _STRANGERS
+            return None if strange else _named(frame)
+        if frame.f_back is None:
             return None
-        module = here.f_globals.get("__name__", "")
-        if not (
-            isinstance(module, str) and (module.startswith(_DOORS) or module == "rayguard.objects.hooks")
-        ):
-            return None if _is_strange(module) else _named(here)
-        here = here.f_back
+        frame = frame.f_back
     return None
-
-
-def _is_strange(module: object) -> bool:
-    return isinstance(module, str) and module.partition(".")[0] in _STRANGERS
 
 
 def _named(frame: FrameType) -> str:
@@ -87,7 +74,7 @@ def _collect(frame: FrameType, found: set[int]) -> None:
     _forget(frame, variables)
 
 
-def _forget(frame: FrameType, variables: Any) -> None:
+def _forget(frame: FrameType, variables: object) -> None:
     """Empty the copy of the variables that Python before 3.13 leaves in the frame: it would keep them alive.
 
     Left alone where somebody else has it (``locals()``) or a tracer may write it back.
@@ -97,11 +84,11 @@ def _forget(frame: FrameType, variables: Any) -> None:
         variables.clear()
 
 
-def running_here(frame: FrameType | None) -> bool:
+def runs_in_this_thread(frame: FrameType | None) -> bool:
     """Say whether ``frame`` is on the stack of this thread."""
-    here: FrameType | None = sys._getframe(1)  # noqa: SLF001 - our own stack
-    while here is not None and frame is not None:
-        if here is frame:
+    caller: FrameType | None = sys._getframe(1)  # noqa: SLF001 - our own stack
+    while caller is not None and frame is not None:
+        if caller is frame:
             return True
-        here = here.f_back
+        caller = caller.f_back
     return False

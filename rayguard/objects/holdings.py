@@ -1,6 +1,6 @@
 """What this process knows of its references: one ledger for objects, one for actors, and what was done.
 
-Process-wide state behind one lock. Nothing here calls Ray; what does is ``reaper``, ``hooks`` and ``across``.
+Process-wide state behind one lock. Nothing here calls Ray: ``reaper``, ``hooks`` and ``remote_scopes`` do.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ import itertools
 import logging
 import threading
 import weakref
-from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rayguard.objects.ledger import Ledger, Opened
-from rayguard.swallow import Swallow
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    _Runner: TypeAlias = threading.Thread | asyncio.Task[object]
 
 log = logging.getLogger("rayguard")
 
@@ -28,10 +31,8 @@ class Totals:
     scopes: int = 0
     ended: int = 0
     ended_bytes: int = 0
-    ended_elsewhere: int = 0  # by actors, because a scope of this process was over
     handles_ended: int = 0
     waiting: int = 0  # due, and left alone, at the last scope's end
-    errors: Counter[str] = field(default_factory=Counter)  # of rayguard itself, by piece: never raised
 
 
 @dataclass(slots=True, eq=False)
@@ -56,13 +57,12 @@ class Holdings:
         self.actors = Ledger()
         self.totals = Totals()
         self.step = 0  # the one that runs now
-        self.ended_step = -1  # the last one that ended
         self.tracking = False  # note all that user code makes, in a scope or not
-        self.core: Any = None
+        self.core: object = None
         self._numbers = itertools.count(1)
-        self._lanes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._lanes: weakref.WeakKeyDictionary[_Runner, str] = weakref.WeakKeyDictionary()
 
-    def connect(self, core: Any) -> None:
+    def connect(self, core: object) -> None:
         """Begin anew where Ray was started anew: ids of another cluster mean nothing."""
         with self.lock:
             if core is not self.core:
@@ -86,15 +86,15 @@ class Holdings:
             return {name for runner, name in self._lanes.items() if not _is_done(runner)}
 
 
-def _runner() -> Any:
+def _runner() -> _Runner:
     try:
-        task = asyncio.current_task()
+        task: _Runner | None = asyncio.current_task()
     except RuntimeError:
         task = None
     return task or threading.current_thread()
 
 
-def _is_done(runner: Any) -> bool:
+def _is_done(runner: _Runner) -> bool:
     return not runner.is_alive() if isinstance(runner, threading.Thread) else runner.done()
 
 
@@ -108,12 +108,3 @@ def current() -> Live | None:
     while live is not None and live.over:  # a task that outlives the scope it was started in
         live = live.parent
     return live
-
-
-class quietly(Swallow):  # noqa: N801 - reads as a statement: ``with quietly("ledger"):``
-    """Run a piece of rayguard beside a user's call: its own errors are logged and counted, never raised."""
-
-    def count(self, piece: str) -> None:
-        """Count it with the references' totals."""
-        with HOLDINGS.lock:
-            HOLDINGS.totals.errors[piece] += 1

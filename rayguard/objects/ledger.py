@@ -1,24 +1,42 @@
 """The table of leases of one process: what it holds, since when, made where, and what is due to end.
 
 Values in, values out. References are never kept here, only their ids: the ledger cannot keep an object alive.
-Where the counts come from is ``core``, who ends what is due is ``reaper``.
+Where the counts come from is ``rayguard.ray_internals.object_refs``, who ends what is due is ``reaper``.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING
-
-from rayguard.objects.lease import Lease, task_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 MOST_LEASES = 500_000
-_REMEMBERED = 32  # steps
 _ROOMY = 4096
+
+
+@dataclass(slots=True, kw_only=True)
+class Lease:
+    """One holder's claim on an object of the store: what one process knows about what it holds.
+
+    Invariant: ``ended_at`` is set only on a lease whose ``scope`` has ended, and never before ``opened_at``.
+    """
+
+    object_id: str  # hex, as Ray prints it
+    site: str = ""  # "file:line in function" that made it; empty: it was not seen being made
+    step: int = -1  # since which step this process holds it; -1: since before the first
+    task: str = ""  # key of the task that made it, see ``task_key``
+    scope: int = 0  # the scope that made it; 0: none, or the user took it out
+    lane: str = ""  # the thread or asyncio task that the scope was opened in
+    opened_at: int = 0  # when its scope was opened, in ticks of the ledger
+    ended_at: int = 0  # when its scope ended; 0: it has not
+    keep_steps: int = 1  # so many later scopes of the same line leave it alone
+    local: int = 0  # references of this process
+    submitted: int = 0  # tasks in flight that have it as an argument
+    born: int = 0  # tick of its entry: a snapshot of counts taken before knows nothing of it
+    adopted: bool = False  # seen in a pass only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +59,8 @@ class Ledger:
     """
 
     _leases: dict[str, Lease] = field(default_factory=dict)
-    _alive: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     _tick: int = 0
     _refreshed_to: int = 0
-    overflowed: int = 0  # creations that found no room
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -69,7 +85,6 @@ class Ledger:
     def made(self, object_id: str, site: str, step: int, *, opened: Opened | None, task: str = "") -> None:
         """Enter an object that was made just now; the scope that made it is ``opened``."""
         if len(self._leases) >= MOST_LEASES and object_id not in self._leases:
-            self.overflowed += 1
             return
         self._tick += 1
         known = self._leases.get(object_id)
@@ -124,13 +139,6 @@ class Ledger:
         """Say whether so much was entered since the last ``refresh`` that another one is worth its while."""
         return len(self._leases) > max(_ROOMY, 2 * self._refreshed_to)
 
-    def read(self, object_ids: Iterable[str], step: int) -> None:
-        """Note that objects were read, or passed to a task, in ``step``."""
-        for object_id in object_ids:
-            lease = self._leases.get(object_id)
-            if lease is not None:
-                lease.read_step = max(lease.read_step, step)
-
     def refresh(
         self,
         counts: Mapping[str, tuple[int, int]],
@@ -144,8 +152,8 @@ class Ledger:
         What was not seen being made is entered where ``adopt`` says so.
         """
         leases = self._leases
-        for gone in [key for key, lease in leases.items() if key not in counts and lease.born <= asked_at]:
-            del leases[gone]
+        for dropped in [key for key, lease in leases.items() if key not in counts and lease.born <= asked_at]:
+            del leases[dropped]
         for object_id, (local, submitted) in counts.items():
             lease = leases.get(object_id)
             if lease is None:
@@ -160,23 +168,6 @@ class Ledger:
         """Leave out what was ended: nothing here refers to it any more."""
         for object_id in object_ids:
             self._leases.pop(object_id, None)
-
-    def census(self, step: int) -> None:
-        """Count what each line made and is held still, at the end of ``step``."""
-        alive = Counter(lease.site for lease in self._leases.values() if lease.site)
-        for site in self._alive.keys() - alive.keys():
-            del self._alive[site]
-        for site, count in alive.items():
-            history = self._alive.setdefault(site, [])
-            if history and history[-1][0] >= step:
-                history.pop()
-            history.append((step, count))
-            del history[:-_REMEMBERED]
-
-    def grows(self, site: str, steps: int) -> bool:
-        """Say whether what ``site`` made became more in each of the last ``steps`` steps."""
-        last = [count for _, count in self._alive.get(site, [])][-(steps + 1) :]
-        return len(last) == steps + 1 and all(more > less for less, more in pairwise(last))
 
     def due(self, live_lanes: Collection[str]) -> list[Lease]:
         """Return what outlived its scope and is not among the newest of its line, oldest first.
@@ -204,3 +195,11 @@ def _newer(lease: Lease, scopes: set[tuple[int, str]], live_lanes: Collection[st
     return sum(
         opened_at > lease.ended_at and (not own_lane_only or lane == lease.lane) for opened_at, lane in scopes
     )
+
+
+def task_key(object_or_task_id: str) -> str:
+    """Return what the hex ids of a task, of its results and of what it put have in common.
+
+    The first byte of a put object's id is the number of the attempt, not of the task (Ray 2.60).
+    """
+    return object_or_task_id[2:48]

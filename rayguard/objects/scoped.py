@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from contextlib import AbstractContextManager, closing
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
-    from contextlib import AbstractContextManager
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
+    from typing import TypeAlias
 
-F = TypeVar("F", bound="Callable[..., Any]")
+    ScopeOf: TypeAlias = Callable[[tuple[object, ...], Mapping[str, object]], "CallScope"]
+
+F = TypeVar("F", bound="Callable[..., object]")
+P = ParamSpec("P")
+R = TypeVar("R")
+Y = TypeVar("Y")
+S = TypeVar("S")
 
 
 class CallScope(Protocol):
@@ -22,68 +29,68 @@ class CallScope(Protocol):
     def running(self) -> AbstractContextManager[None]:
         """Make it the current scope for a while."""
 
-    def gives(self, value: Any) -> None:
+    def gives(self, value: object) -> None:
         """Keep what the function gives to its caller."""
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the scope."""
 
 
-def wrapped(function: F, scope_of: Callable[[tuple[Any, ...], dict[str, Any]], CallScope]) -> F:
+def wrapped(function: F, scope_of: ScopeOf) -> F:
     """Return ``function`` with ``scope_of(args, kwargs)`` around each call."""
+    made: Callable[..., object]
     if inspect.isasyncgenfunction(function):
-        make = _async_generator
+        made = _async_generator(function, scope_of)
     elif inspect.isgeneratorfunction(function):
-        make = _generator
+        made = _generator(function, scope_of)
     elif inspect.iscoroutinefunction(function):
-        make = _coroutine
+        made = _coroutine(function, scope_of)
     else:
-        make = _plain
-    return cast("F", functools.wraps(function)(make(function, scope_of)))
+        made = _plain(function, scope_of)
+    return cast("F", functools.wraps(function)(made))
 
 
-def _plain(function: Callable[..., Any], scope_of: Any) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        scope: CallScope = scope_of(args, kwargs)
-        try:
+def _plain(function: Callable[P, R], scope_of: ScopeOf) -> Callable[P, R]:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with closing(scope_of(args, kwargs)) as scope:
             with scope.running():
                 result = function(*args, **kwargs)
             scope.gives(result)
             return result
-        finally:
-            scope.end()
 
     return call
 
 
-def _coroutine(function: Callable[..., Any], scope_of: Any) -> Callable[..., Any]:
-    async def call(*args: Any, **kwargs: Any) -> Any:
-        scope: CallScope = scope_of(args, kwargs)
-        try:
+def _coroutine(
+    function: Callable[P, Coroutine[object, object, R]], scope_of: ScopeOf
+) -> Callable[P, Coroutine[object, object, R]]:
+    async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with closing(scope_of(args, kwargs)) as scope:
             with scope.running():
                 result = await function(*args, **kwargs)
             scope.gives(result)
             return result
-        finally:
-            scope.end()
 
     return call
 
 
-def _generator(function: Callable[..., Any], scope_of: Any) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        scope: CallScope = scope_of(args, kwargs)
+def _generator(
+    function: Callable[P, Generator[Y, S, R]], scope_of: ScopeOf
+) -> Callable[P, Generator[Y, S, R]]:
+    def call(*args: P.args, **kwargs: P.kwargs) -> Generator[Y, S, R]:
+        scope = scope_of(args, kwargs)
         inner = function(*args, **kwargs)
-        turn: Any = inner.__next__
-        sent: tuple[Any, ...] = ()
+        turn: Callable[..., Y] = inner.__next__
+        sent: tuple[object, ...] = ()
         try:
             while True:
                 try:
                     with scope.running():
                         item = turn(*sent)
                 except StopIteration as stop:
-                    scope.gives(stop.value)
-                    return stop.value
+                    result: R = stop.value
+                    scope.gives(result)
+                    return result
                 scope.gives(item)
                 try:
                     value = yield item
@@ -95,17 +102,19 @@ def _generator(function: Callable[..., Any], scope_of: Any) -> Callable[..., Any
         finally:
             with scope.running():
                 inner.close()
-            scope.end()
+            scope.close()
 
     return call
 
 
-def _async_generator(function: Callable[..., Any], scope_of: Any) -> Callable[..., Any]:
-    async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        scope: CallScope = scope_of(args, kwargs)
+def _async_generator(
+    function: Callable[P, AsyncGenerator[Y, S]], scope_of: ScopeOf
+) -> Callable[P, AsyncGenerator[Y, S]]:
+    async def call(*args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[Y, S]:
+        scope = scope_of(args, kwargs)
         inner = function(*args, **kwargs)
-        turn: Any = inner.__anext__
-        sent: tuple[Any, ...] = ()
+        turn: Callable[..., Awaitable[Y]] = inner.__anext__
+        sent: tuple[object, ...] = ()
         try:
             while True:
                 try:
@@ -124,6 +133,6 @@ def _async_generator(function: Callable[..., Any], scope_of: Any) -> Callable[..
         finally:
             with scope.running():
                 await inner.aclose()
-            scope.end()
+            scope.close()
 
     return call

@@ -1,7 +1,7 @@
 """Being told at once when a process dies: one thread, no polling.
 
 Does not end processes (``tree.py``) and does not notice a process that lives but does nothing
-(``watchdog.py``).
+(``rayguard.engine.hangs.watchdog``).
 
 The kernel wakes a pidfd's waiter about a millisecond after the death, whoever the parent is; a parent's
 ``waitpid`` knows only its own children, and polling is either slow or costly.
@@ -9,13 +9,14 @@ The kernel wakes a pidfd's waiter about a millisecond after the death, whoever t
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
 import select
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from rayguard.process.identity import ProcessId
@@ -48,6 +49,17 @@ def open_pidfd(process: ProcessId) -> int | None:
         return fd
     os.close(fd)
     raise ProcessLookupError(f"process {process.pid} (started {process.started}) is gone")
+
+
+@contextlib.contextmanager
+def held_pidfd(process: ProcessId) -> Iterator[int | None]:
+    """Hold what ``open_pidfd`` returns until the end of the block; raises what that does."""
+    fd = open_pidfd(process)
+    try:
+        yield fd
+    finally:
+        if fd is not None:
+            os.close(fd)
 
 
 def dead(process: ProcessId, pidfd: int | None) -> bool:
@@ -158,7 +170,7 @@ class DeathWatch:
                 if self._wake in ready:
                     os.eventfd_read(self._wake)
                 for watched in self._take_dead(ready):
-                    self._tell(watched)
+                    self._call_back(watched)
         finally:
             self._release(epoll)
 
@@ -172,7 +184,7 @@ class DeathWatch:
                 self._forget(watched.process)
         return gone
 
-    def _tell(self, watched: _Watched) -> None:
+    def _call_back(self, watched: _Watched) -> None:
         for on_death in watched.callbacks:
             if self._closed:
                 return

@@ -1,6 +1,6 @@
 """Which process this is, whether it still is, and whether it is ours.
 
-Does not end processes or wait for their death; that is ``tree.py`` and ``deaths.py``.
+Does not end processes or wait for their death; that is ``tree`` and ``deaths``.
 
 Plain ``/proc`` instead of psutil here: one read gives state, CPU time and the raw start ticks in 7 us
 (psutil: 35 us for the same three), a watchdog asks every few hundred milliseconds for every process of
@@ -9,12 +9,19 @@ every engine, and psutil's start time is a float computed from a clock that an a
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 OWNER_ENV = "RAYGUARD_OWNER"
 _CLAIM = "rayguard-owner:"  # prefix of the memory file that carries the mark
+_SHOWN_CLAIM = re.compile(rf"/memfd:{_CLAIM}(.*) \(deleted\)")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _GONE_STATES = frozenset("ZXx")
 _REMEMBERED = 256
@@ -132,25 +139,30 @@ def owned_by(p: ProcessId, mark: str) -> bool:
         return False
     try:
         same_user = Path(f"/proc/{p.pid}").stat().st_uid == os.geteuid()
-        carries = same_user and (_in_environment(p.pid, mark) or _claimed(p.pid, mark))
+        carries = same_user and (mark == inherited_mark(p.pid) or mark in claimed_marks(p.pid))
     except OSError:
         return False
     # Asked last: had the pid been reused while we read, we would have read a stranger's mark.
     return carries and ProcessId.of(p.pid) == p
 
 
-def _in_environment(pid: int, mark: str) -> bool:
+def inherited_mark(pid: int) -> str:
+    """Return the mark in the environment of a process, '' for none; raises ``OSError``."""
+    prefix = f"{OWNER_ENV}=".encode()
     variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return f"{OWNER_ENV}={mark}".encode() in variables
+    found = next((one for one in variables if one.startswith(prefix)), prefix)
+    return found.removeprefix(prefix).decode("ascii", "replace")
 
 
-def _claimed(pid: int, mark: str) -> bool:
-    shown = f"/memfd:{_CLAIM}{mark} (deleted)"
-    return any(_shown(fd) == shown for fd in Path(f"/proc/{pid}/fd").iterdir())
+def claimed_marks(pid: int) -> set[str]:
+    """Return the marks that a process claims (``claim``), as the kernel shows them; raises ``OSError``."""
+    shown = (name for _, name in open_files(pid))
+    claims = (_SHOWN_CLAIM.fullmatch(name) for name in shown)
+    return {claim[1] for claim in claims if claim is not None}
 
 
-def _shown(fd: Path) -> str:
-    try:
-        return str(fd.readlink())
-    except OSError:  # closed while we looked
-        return ""
+def open_files(pid: int) -> Iterator[tuple[Path, str]]:
+    """Yield the descriptors of a process and what the kernel shows for each; raises ``OSError``."""
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed while we looked
+            yield fd, str(fd.readlink())

@@ -5,7 +5,7 @@ stopped processes), else ``faulthandler`` inside the process, if that was regist
 and the process can run a signal handler. ``read_stacks`` never touches a process that does not carry the
 mark, and a signal is only sent where the kernel says that it is caught: its default would kill.
 
-What the stacks tell is decided in ``rayguard.engine.culprit``.
+What the stacks tell is decided in ``rayguard.engine.hangs.culprit``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from rayguard.process.identity import ProcessId, owned_by
+from rayguard.process.deaths import held_pidfd
+from rayguard.process.identity import ProcessId, open_files, owned_by
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CodePlace:
     """One frame."""
 
     function: str
@@ -60,7 +61,7 @@ class Thread:
     """One thread, innermost frame first."""
 
     name: str
-    places: tuple[Place, ...]
+    places: tuple[CodePlace, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +105,7 @@ def _name(pid: int) -> str:
 
 def read_stacks(processes: Sequence[ProcessId], *, mark: str, deadline_s: float) -> tuple[Stack, ...]:
     """Return what can be found out about ``processes`` in time, in their order."""
-    until = time.monotonic() + deadline_s
-    ours = [p for p in processes[:MAX_PROCESSES] if p.alive() and owned_by(p, mark)]
-    read = _by_py_spy(ours, until)
-    left = [p for p in ours if p.pid not in read and p.state() not in {"T", "t", "D"}]
-    dumped = _by_faulthandler(left, until)
-    return tuple(_seen(p, read.get(p.pid, ()), dumped.get(p.pid, ())) for p in ours)
+    return _read([p for p in processes[:MAX_PROCESSES] if p.alive() and owned_by(p, mark)], deadline_s)
 
 
 def look(process: ProcessId, *, deadline_s: float) -> Stack:
@@ -117,11 +113,15 @@ def look(process: ProcessId, *, deadline_s: float) -> Stack:
 
     Both ways leave it as it is: ``py-spy`` only reads, and the signal is sent only where it is caught.
     """
+    return _read([process], deadline_s)[0]
+
+
+def _read(processes: Sequence[ProcessId], deadline_s: float) -> tuple[Stack, ...]:
     until = time.monotonic() + deadline_s
-    read = _by_py_spy([process], until)
-    asked = [process] if not read and process.state() not in {"T", "t", "D"} else []
-    dumped = _by_faulthandler(asked, until)
-    return _seen(process, read.get(process.pid, ()), dumped.get(process.pid, ()))
+    read = _by_py_spy(processes, until)
+    left = [p for p in processes if p.pid not in read and p.state() not in {"T", "t", "D"}]
+    dumped = _by_faulthandler(left, until)
+    return tuple(_seen(p, read.get(p.pid, ()), dumped.get(p.pid, ())) for p in processes)
 
 
 def _seen(process: ProcessId, read: tuple[Thread, ...], dumped: tuple[Thread, ...]) -> Stack:
@@ -164,11 +164,11 @@ def _by_py_spy(processes: Sequence[ProcessId], until: float) -> dict[int, tuple[
                 )
                 ends.callback(_end, spy)
                 spies[process.pid] = spy
-        read = {pid: _told(spy, until) for pid, spy in spies.items()}
+        read = {pid: _printed(spy, until) for pid, spy in spies.items()}
     return {pid: threads for pid, threads in read.items() if threads}
 
 
-def _told(spy: subprocess.Popen[bytes], until: float) -> tuple[Thread, ...]:
+def _printed(spy: subprocess.Popen[bytes], until: float) -> tuple[Thread, ...]:
     with contextlib.suppress(subprocess.TimeoutExpired, ValueError, OSError):
         said, _ = spy.communicate(timeout=max(0.0, until - time.monotonic()))
         return from_py_spy(said.decode(errors="replace")) if spy.returncode == 0 else ()
@@ -200,7 +200,7 @@ def _thread(one: dict[str, Any]) -> Thread:
     frames = [frame for frame in one.get("frames") or () if isinstance(frame, dict)]
     places = (
         # 0.4 prints the class too: ``Thread.run``
-        Place(str(f.get("name")).rpartition(".")[2], str(f.get("filename")), int(f.get("line") or 0))
+        CodePlace(str(f.get("name")).rpartition(".")[2], str(f.get("filename")), int(f.get("line") or 0))
         for f in frames[:MAX_FRAMES]
     )
     return Thread(str(one.get("thread_name") or ""), tuple(places))
@@ -227,29 +227,18 @@ def _by_faulthandler(processes: Sequence[ProcessId], until: float) -> dict[int, 
 def _dump_file(pid: int) -> Path | None:
     """Return where the memory that the process holds open for its stacks is found, if it registered."""
     with contextlib.suppress(OSError):
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # closed while we looked
-                if str(fd.readlink()).startswith(f"/memfd:{_name(pid)}"):
-                    return fd
+        return next((fd for fd, shown in open_files(pid) if shown.startswith(f"/memfd:{_name(pid)}")), None)
     return None
 
 
 def _ask(process: ProcessId, path: Path) -> bool:
     """Send the signal, if it is certain that this process catches it and that nobody else gets it."""
-    try:
-        fd = os.pidfd_open(process.pid)
-    except (AttributeError, OSError):
-        return False
-    try:
-        if not process.alive() or not _catches(process.pid):  # asked after the open: it is this very one
-            return False
-        os.truncate(path, 0)
-        signal.pidfd_send_signal(fd, DUMP_SIGNAL)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
+    with contextlib.suppress(OSError), held_pidfd(process) as fd:
+        if fd is not None and _catches(process.pid):  # asked after the open: it is this very one
+            os.truncate(path, 0)
+            signal.pidfd_send_signal(fd, DUMP_SIGNAL)
+            return True
+    return False
 
 
 def _catches(pid: int) -> bool:
@@ -278,6 +267,6 @@ def from_faulthandler(text: str) -> tuple[Thread, ...]:
             threads.append(Thread(began[1] or "", ()))
         elif threads and (frame := _FRAME.match(line)) and len(threads[-1].places) < MAX_FRAMES:
             number = int(frame[2]) if frame[2].isdecimal() else 0
-            place = Place(frame[3].rpartition(".")[2], frame[1], number)
+            place = CodePlace(frame[3].rpartition(".")[2], frame[1], number)
             threads[-1] = Thread(threads[-1].name, (*threads[-1].places, place))
     return tuple(threads[:MAX_THREADS])

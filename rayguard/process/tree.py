@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from rayguard.process.deaths import dead, open_pidfd
+from rayguard.process.deaths import dead, held_pidfd, open_pidfd
 from rayguard.process.identity import ProcessId, owned_by
 
 if TYPE_CHECKING:
@@ -156,3 +156,32 @@ def _wait(targets: _Targets, limit_s: float) -> None:
         for fd in descriptors:
             poll.register(fd, select.POLLIN)
         poll.poll(left_s * 1000)
+
+
+def end_group_of(leader: ProcessId) -> tuple[int, ...]:
+    """Kill what is left of the process group that ``leader`` led; return the pids.
+
+    Ray puts each worker into a group of its own. A child that was forked, not executed, keeps the worker's
+    connection to Ray open: Ray 2.60 then takes the worker for alive until that child ends, for hours if it is
+    a data loader.
+
+    Does nothing while the leader lives, or when its number belongs to another process already. A group's
+    number is not given out again while it has members, so all of them come from this leader.
+    """
+    if leader.alive() or ProcessId.of(leader.pid) not in (None, leader):
+        return ()
+    ended = []
+    for process in _members(leader):
+        with contextlib.suppress(OSError), held_pidfd(process) as fd:  # gone meanwhile, or not ours
+            if fd is not None and os.getpgid(process.pid) == leader.pid:
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+                ended.append(process.pid)
+    return tuple(ended)
+
+
+def _members(leader: ProcessId) -> Iterator[ProcessId]:
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            process = ProcessId.of(pid) if os.getpgid(pid) == leader.pid != pid else None
+            if process is not None and process.started >= leader.started:
+                yield process

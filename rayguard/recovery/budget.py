@@ -24,9 +24,13 @@ class RestartBudget:
         if not self.within_s > 0:
             raise ConfigError(f"within_s must be more than 0 seconds, got {self.within_s}")
 
+    def counts(self, at: float, now: float) -> bool:
+        """Say whether a restart at ``at`` (wall-clock seconds) still counts at ``now``."""
+        return now - at < self.within_s
+
     def recent(self, restarts: tuple[float, ...], now: float) -> tuple[float, ...]:
         """Return the restarts (wall-clock seconds) that still count at ``now``."""
-        return tuple(at for at in restarts if now - at < self.within_s)
+        return tuple(at for at in restarts if self.counts(at, now))
 
     def allows(self, restarts: tuple[float, ...], now: float) -> bool:
         """Say whether one more restart fits."""

@@ -1,7 +1,7 @@
 """What to do about a failing call of a guarded method: diagnosis in, remedy out.
 
-Pure: who repeats the call or ends the process is ``rayguard.actors.keeper``. What to do about an *engine*
-and the requests in it is ``rayguard.recovery.machine``.
+Pure: who repeats the call or ends the process is ``rayguard.actors.guard.call_recovery``. What to do about an
+*engine* and the requests in it is ``rayguard.recovery.machine``.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from rayguard.faults.diagnosis import Kind, Scope
+from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
 from rayguard.recovery.remedy import Action, Remedy
 
 if TYPE_CHECKING:
-    from rayguard.faults.diagnosis import Diagnosis
     from rayguard.recovery.policy import GuardPolicy
 
+CERTAIN = 0.9  # of a diagnosis on which a process may be ended
 # Gone a moment later, whatever scope the catalog gives them: asking again is the cure.
 TRANSIENT = frozenset(
     {
@@ -42,12 +42,14 @@ class Restart(str, Enum):
 
 
 def needs_new_process(diagnosis: Diagnosis) -> bool:
-    """Say whether every later call in the process that failed would fail too.
+    """Say whether it is proved that every later call in the process that failed would fail too.
 
+    Only what the failure itself proves: a poisoned device context. Not its scope, nothing below certainty.
     An engine that is dead counts: under a plain guard nobody rebuilds it but the ``__init__`` of a new
     process (``RolloutMixin`` rebuilds it before a call ever fails).
     """
-    return diagnosis.poisoned or diagnosis.scope is Scope.PROCESS or diagnosis.kind is Kind.ENGINE_DEAD
+    certain = diagnosis.confidence >= CERTAIN
+    return certain and (diagnosis.poisoned or diagnosis.kind is Kind.ENGINE_DEAD)
 
 
 def decide_call(

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from rayguard.recovery.harmless import harmless
+from rayguard.harmless import harmless
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rayguard.faults.diagnosis import Diagnosis
     from rayguard.faults.fault import Fault
 
@@ -29,6 +31,7 @@ class Outcome(str, Enum):
     RECOVERED = "recovered"
     ANSWERED = "answered"  # the caller got the error that was its own
     QUARANTINED = "quarantined"
+    STATE_LOST = "state_lost"  # Ray began an actor anew, or it goes on from an older state: not recovered
     FAILED = "failed"
 
 
@@ -42,7 +45,7 @@ class Incident:
     None when nobody knows: the count died with its process, or the incident is still open.
     """
 
-    id: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     kind: str
     scope: str
     cause: str
@@ -75,7 +78,6 @@ class Incident:
     def of(cls, fault: Fault, diagnosis: Diagnosis) -> Incident:
         """Return the open incident that ``diagnosis`` makes of ``fault``; whose it is, the caller adds."""
         return cls(
-            id=uuid.uuid4().hex[:12],
             kind=diagnosis.kind.value,
             scope=diagnosis.scope.value,
             cause=diagnosis.cause,
@@ -93,12 +95,12 @@ class Incident:
         lost = "loss unknown" if self.tokens_lost is None else f"{self.tokens_lost} lost"
         return f"{self.tokens_saved} saved, {lost}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON types; ``from_json`` is the inverse."""
         return {**dataclasses.asdict(self), "outcome": self.outcome.value}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Incident:
+    def from_json(cls, data: Mapping[str, object]) -> Incident:
         """Rebuild an incident; unknown keys (of a newer version) are dropped, lists become tuples."""
         known = {f.name for f in dataclasses.fields(cls)}
         values: dict[str, Any] = {

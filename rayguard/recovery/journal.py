@@ -19,7 +19,7 @@ import os
 import stat
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -151,19 +151,12 @@ def _locked(directory: int) -> Iterator[bool]:
 def _lock_in_time(lock: int) -> bool:
     deadline = time.monotonic() + _LOCK_DEADLINE_S
     pause = threading.Event()
-    while not _lock_now(lock):
-        if time.monotonic() > deadline:
-            return False
+    while time.monotonic() < deadline:
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
         pause.wait(_LOCK_POLL_S)
-    return True
-
-
-def _lock_now(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return False
 
 
 def _follow(tail: Tail, stop: threading.Event, poll_s: float) -> Iterator[Incident]:

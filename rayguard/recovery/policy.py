@@ -18,6 +18,31 @@ _SMALL_STEPS_S = 60.0  # of one attempt: evidence, force, waiting for device mem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotPolicy:
+    """When an actor that can say its state is due to have it kept: at the end of a call, after both of these.
+
+    ``every_calls``: so many calls have ended since it was kept last, the one that ends now among them.
+    ``every_s``: so many seconds have passed since then. A death loses what ended since, and the next life
+    tells how many calls that were. By default nothing is lost: the state is kept after each call, which costs
+    about a copy of its memory.
+    """
+
+    every_calls: int = 1
+    every_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what can never be due."""
+        if self.every_calls < 1:
+            raise ConfigError(f"SnapshotPolicy.every_calls must be 1 or more, got {self.every_calls}")
+        if not 0 <= self.every_s < float("inf"):
+            raise ConfigError(f"SnapshotPolicy.every_s must be 0 or more seconds, got {self.every_s}")
+
+    def due(self, calls: int, seconds: float) -> bool:
+        """Say whether to keep the state, ``calls`` and ``seconds`` after it was kept last."""
+        return calls >= self.every_calls and seconds >= self.every_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GuardPolicy:
     """What the guard may do, and how long it may wait.
 
@@ -35,6 +60,7 @@ class GuardPolicy:
     engines with the same weights (other safe settings, batches, GPUs). After each push, an engine that can
     answer cheaply generates eight tokens, and serves only if they agree with what was answered before with
     these weights. None: no such canaries.
+    ``snapshot``: how often the state of an actor that can say it is kept; by default after each call.
     ``memory``: when memory counts as short and what may be done about it; None: it is not watched. By default
     no process is recycled for it (``MemoryPolicy(recycle=...)``).
     ``flight_recorder``: each guarded actor records its last minutes, for the time after its death (256 KiB on
@@ -59,6 +85,7 @@ class GuardPolicy:
     teardown_deadline_s: float = 5.0
     weights_deadline_s: float = 120.0
     flight_recorder: bool = True
+    snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     memory: MemoryPolicy | None = field(default_factory=lambda: MemoryPolicy(recycle=None))
     canary_tolerance: float | None = 0.5
     hang_stopped_s: float = 2.0
@@ -81,7 +108,7 @@ class GuardPolicy:
                     f"GuardPolicy.{name} must be more than 0 seconds, got {getattr(self, name)}"
                 )
         _check_standby(self.standby)
-        _check_memory(self.memory)
+        _check_parts(self.memory, self.snapshot)
         if self.call_retries < 0:
             raise ConfigError(f"GuardPolicy.call_retries must be 0 or more, got {self.call_retries}")
         if self.quarantine_after < 1:
@@ -106,9 +133,11 @@ def _check_positive_or_none(name: str, value: float | None) -> None:
         raise ConfigError(f"GuardPolicy.{name} must be more than 0 or None, got {value}")
 
 
-def _check_memory(memory: object) -> None:
+def _check_parts(memory: object, snapshot: object) -> None:
     if memory is not None and not isinstance(memory, MemoryPolicy):
         raise ConfigError(f"GuardPolicy.memory must be a rayguard.MemoryPolicy or None, got {memory!r}")
+    if not isinstance(snapshot, SnapshotPolicy):
+        raise ConfigError(f"GuardPolicy.snapshot must be a rayguard.SnapshotPolicy, got {snapshot!r}")
 
 
 def _check_standby(standby: object) -> None:

@@ -1,7 +1,7 @@
 """A small file in which this process says something of itself, replaced in one step when that changes.
 
-What it says is its user's: ``rayguard.recovery.status`` (for people), ``rayguard.metrics.numbers`` (for the
-node's endpoint). A reader never sees half a file; a forked child never writes its parent's.
+What it says is its user's: ``rayguard.recovery.status`` (for people), ``rayguard.metrics.node.numbers_file``
+(for the node's endpoint). A reader never sees half a file; a forked child never writes its parent's.
 """
 
 from __future__ import annotations

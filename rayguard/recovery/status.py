@@ -7,20 +7,20 @@ happened over time is ``rayguard.recovery.journal``; numbers for machines are ``
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import re
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rayguard.private import open_regular
+from rayguard.private import read_regular
 from rayguard.process.identity import ProcessId
+from rayguard.process.pid_namespace import world
+from rayguard.ray_internals.capability import switched_off
 from rayguard.recovery.published import Published
 from rayguard.recovery.tally import TALLY, EngineTally, Tally
 
@@ -45,21 +45,6 @@ class Who:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnginePage:
-    """One engine slot, as ``EngineTally`` has it."""
-
-    name: str
-    epoch: int = 0
-    rung: int = 0
-    settings: tuple[str, ...] = ()
-    serving: bool = False
-    weight_version: str = ""
-    requests_running: int = 0
-    tokens_generated: int = 0
-    restarts: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """One process at the moment ``at``.
 
@@ -72,13 +57,14 @@ class Page:
     world: str = ""
     host: str = ""
     who: Who = Who()
-    engines: tuple[EnginePage, ...] = ()
+    engines: tuple[EngineTally, ...] = ()
     last_incident: str = ""
     metrics_url: str = ""
+    off: dict[str, str] = field(default_factory=dict)  # what Ray's changes switched off here, and why
     at: float = 0.0
     alive: bool | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON types."""
         return dataclasses.asdict(self)
 
@@ -98,21 +84,18 @@ class StatusPage(Published[Page]):
         directory = Path(home).absolute() / "status"
         super().__init__(directory, "status", self._page, _written, every_s=every_s, clock=clock)
         me = ProcessId.me()
-        self._empty = Page(pid=me.pid, started=me.started, world=_world(), host=socket.gethostname(), who=who)
+        self._empty = Page(pid=me.pid, started=me.started, world=world(), host=socket.gethostname(), who=who)
         self._tally = tally
 
     def _page(self) -> Page:
         tally = self._tally.snapshot()
         return dataclasses.replace(
             self._empty,
-            engines=tuple(_engine_page(engine) for engine in tally.engines.values()),
+            engines=tuple(tally.engines.values()),
             last_incident=tally.last_incident,
             metrics_url=tally.metrics_url,
+            off=switched_off(),
         )
-
-
-def _engine_page(engine: EngineTally) -> EnginePage:
-    return EnginePage(**{f.name: getattr(engine, f.name) for f in dataclasses.fields(EnginePage)})
 
 
 def _written(page: Page, at: float) -> bytes:
@@ -122,11 +105,11 @@ def _written(page: Page, at: float) -> bytes:
 def read_pages(home: Path | str) -> list[Page]:
     """Return the pages of all processes, newest first. What is no page is skipped.
 
-    Also tidies up: a page of ours goes when its process is *provably* dead (same boot, same pid namespace,
-    pid and start time) and the page is older than a day.
+    So is that of a process that is *provably* dead (same boot, same pid namespace, pid and start time) for a
+    day: ``rayguard.process.cleanup.own_files`` takes it away.
     """
     pages = sorted(_pages(Path(home) / "status"), key=lambda page: page.at, reverse=True)
-    return [page for page in pages if not _is_rubbish(page, Path(home) / "status")]
+    return [page for page in pages if page.alive is not False or time.time() - page.at < KEEP_DEAD_S]
 
 
 def _pages(directory: Path) -> Iterator[Page]:
@@ -134,37 +117,21 @@ def _pages(directory: Path) -> Iterator[Page]:
         paths = list(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return
-    world = _world()
+    own_world = world()
     for path in paths:
         name = _NAME.fullmatch(path.name)
         page = _page_in(path) if name else None
         if name and page and (page.pid, page.started) == (int(name[1]), int(name[2])):
-            same_world = bool(world) and page.world == world
-            alive = ProcessId(page.pid, page.started).alive() if same_world else None
+            known = bool(own_world) and page.world == own_world
+            alive = ProcessId(page.pid, page.started).alive() if known else None
             yield dataclasses.replace(page, alive=alive)
 
 
 def _page_in(path: Path) -> Page | None:
-    file = open_regular(path)
-    if file is None:
-        return None
-    with open(file, "rb") as stream:  # noqa: PTH123 - a descriptor, not a path
-        content = stream.read(_MAX_PAGE_BYTES)
     try:
-        return _page_format().validate_json(content)
+        return _page_format().validate_json(read_regular(path, _MAX_PAGE_BYTES))
     except ValueError:
         return None
-
-
-def _is_rubbish(page: Page, directory: Path) -> bool:
-    if page.alive is not False or time.time() - page.at < KEEP_DEAD_S:
-        return False
-    with contextlib.suppress(OSError):  # not ours to remove, or another reader was faster
-        path = directory / f"{page.pid}-{page.started}.json"
-        if path.lstat().st_uid == os.getuid():
-            path.unlink()
-            (directory / f".{page.pid}-{page.started}.tmp").unlink(missing_ok=True)
-    return True
 
 
 @lru_cache(maxsize=1)
@@ -172,12 +139,3 @@ def _page_format() -> TypeAdapter[Page]:
     from pydantic import TypeAdapter  # noqa: PLC0415 - only readers need it; a guarded process writes
 
     return TypeAdapter(Page)
-
-
-def _world() -> str:
-    """Name this boot and pid namespace: elsewhere the same pid is another process. '' when unknown."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""

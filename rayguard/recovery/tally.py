@@ -1,7 +1,7 @@
 """What rayguard counted in this process: plain numbers, read by ``rayguard.metrics`` at scrape time.
 
 One ``Tally`` per process (``TALLY``); tests make their own. Nothing here knows Prometheus, a port or a file:
-names and help texts are ``rayguard.metrics.instruments``, the page that people read is
+names and help texts are ``rayguard.metrics.instruments.process``, the page that people read is
 ``rayguard.recovery.status``.
 
 Every number but the gauges of ``EngineTally`` only grows, so a scrape never sees a counter go back.
@@ -15,6 +15,8 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from rayguard.harmless import count, errors
 
 if TYPE_CHECKING:
     from rayguard.recovery.incident import Incident
@@ -61,6 +63,7 @@ class EngineTally:
     epoch: int = 0
     rung: int = 0
     serving: bool = False
+    standing: str = "serving"  # or what its owner does with it: "in a call", "paused", "asleep"
     restarts: int = 0
     weight_version: str = ""
     requests_running: int = 0
@@ -70,6 +73,11 @@ class EngineTally:
     settings: tuple[str, ...] = ()  # safe settings in force
     standby_ready: bool = False
     standby_failures: int = 0
+
+    @property
+    def state(self) -> str:
+        """What it does, in a word or two; one that died asleep is built again when it is asked for."""
+        return self.standing if self.serving or self.standing == "asleep" else "not serving"
 
 
 MAX_JOBS = 32  # whose incidents one process keeps apart
@@ -143,8 +151,7 @@ class Tally:
 
     def guard_error(self, piece: str) -> None:
         """Count an error inside rayguard itself (it was logged where it was caught)."""
-        with self._lock:
-            self.guard_errors[piece] += 1
+        count(piece, self.guard_errors)
 
     def snapshot(self) -> Tally:
         """Return a copy that belongs together: no incident is in one number and missing in another.
@@ -152,7 +159,8 @@ class Tally:
         ``dict(...)`` copies in C in one step, so it is safe beside the unlocked ``calls`` too.
         """
         with self._lock:
-            return Tally(
+            return replace(
+                self,
                 calls=defaultdict(int, dict(self.calls)),
                 incidents=Counter(dict(self.incidents)),
                 guard_errors=Counter(dict(self.guard_errors)),
@@ -161,17 +169,13 @@ class Tally:
                 engines={name: replace(engine) for name, engine in self.engines.items()},
                 reliefs=Counter(dict(self.reliefs)),
                 relieved_bytes=Counter(dict(self.relieved_bytes)),
-                memory_bytes=self.memory_bytes,
-                engine_memory_bytes=self.engine_memory_bytes,
-                memory_forecast_s=self.memory_forecast_s,
-                last_incident=self.last_incident,
-                metrics_url=self.metrics_url,
+                _lock=threading.RLock(),
             )
 
     def begin_again(self) -> None:
         """Forget everything: a forked child counts its own, and inherits no lock that is held."""
-        self.__init__()  # type: ignore[misc]  # a lock taken by another thread of the parent never opens
+        self.__init__(guard_errors=self.guard_errors)  # type: ignore[misc]  # a lock that is held never opens
 
 
-TALLY = Tally()
+TALLY = Tally(guard_errors=errors)  # those of `harmless`, which forgets them itself in a forked child
 os.register_at_fork(after_in_child=TALLY.begin_again)

@@ -7,25 +7,26 @@ showing that something works on a real engine; for that there is vLLM on the CPU
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import threading
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from rayguard.engine.protocol import Carried, Engine, EngineProcess, Progress, Verdicts
-from rayguard.engine.weights.version import WeightReceipt
+from rayguard.engine.weights.changes import WeightChanges
+from rayguard.engine.weights.version import WeightReceipt, Weights
+from rayguard.errors import WeightsError
 from rayguard.faults.fault import ProcessExit, Role
 from rayguard.process.identity import ProcessId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Future
 
-    from rayguard.engine.weights.version import Weights
-
-    Report = Callable[[Exception, Any], Future[None]]
+    from rayguard.engine.protocol import Report
 
 
 class FakeEngineDeadError(RuntimeError):
@@ -62,12 +63,13 @@ class FakeLLM:
         script: Callable[[FakeLLM, FakeRequest], None] | None = None,
         *,
         process: bool = False,
-        **settings: Any,
+        **settings: object,
     ) -> None:
         self.settings = settings
         self.script = script
         self.weights = ""
         self.requests: dict[str, FakeRequest] = {}
+        self._numbers = itertools.count()
         self.tokens = 0
         self.core: object = object()
         self.dead: Exception | None = None
@@ -77,10 +79,13 @@ class FakeLLM:
         self.on_push: Callable[[str], None] = lambda _version: None
         self.takes_weights = True
         self.process = subprocess.Popen(["sleep", "3600"]) if process else None
+        self.changes = WeightChanges()
 
     def generate(self, prompts: Sequence[int], max_tokens: int = 16) -> list[FakeRequest]:
         """Answer every prompt; across deaths, where someone takes reports."""
-        requests = [FakeRequest(f"r{p}", p, max_tokens) for p in prompts]
+        if refusal := self.changes.asked(time.monotonic()):
+            raise WeightsError(refusal)
+        requests = [FakeRequest(f"r{p}-{next(self._numbers)}", p, max_tokens) for p in prompts]
         with self.lock:
             self.requests.update({r.id: r for r in requests})
         while any(not r.finished for r in requests):
@@ -92,10 +97,17 @@ class FakeLLM:
                 if self.report is None:
                     raise
                 self.report(error, core).result(30)
+                if self.changes.refusal:
+                    raise WeightsError(self.changes.refusal) from error
         return requests
 
+    def collective_rpc(self, method: str, version: str = "") -> None:
+        """Stand in for a worker extension of the user's: ``version`` is what it loads, past rayguard."""
+        self.weights = version or self.weights
+        self.changes.called(method, time.monotonic(), differ=bool(version))
+
     def rayguard_engine(self, report: Report, predecessor: Engine | None) -> FakeEngine:
-        """Bring an adapter of our own (``rayguard.engine.builder`` asks for it)."""
+        """Bring an adapter of our own (``rayguard.engine.build.builder`` asks for it)."""
         return FakeEngine(self, report, predecessor)
 
     def _turn(self, requests: Sequence[FakeRequest]) -> None:
@@ -110,15 +122,13 @@ class FakeLLM:
             token = answer(request.prompt, len(request.tokens) + 1, self.weights)[-1]
             request.tokens.append(token)
             self.tokens += 1
-            if len(request.tokens) >= request.max_tokens:
-                self._finish(request)
-
-    def _finish(self, request: FakeRequest) -> None:
-        request.finished = True
-        with self.lock:
-            self.requests.pop(request.id, None)
-            if request.id in self.suspects:
-                self.suspects.remove(request.id)
+            if len(request.tokens) < request.max_tokens:
+                continue
+            request.finished = True
+            with self.lock:
+                self.requests.pop(request.id, None)
+                if request.id in self.suspects:
+                    self.suspects.remove(request.id)
 
 
 class FakeEngine(Engine):
@@ -142,21 +152,20 @@ class FakeEngine(Engine):
 
     @property
     @override
-    def is_async(self) -> bool:
-        return False
+    def frontend(self) -> FakeLLM:
+        return self.handle if self.handle.core is self._life else self._built
+
+    @override
+    def follow(self, changes: WeightChanges) -> None:
+        self._built.changes = changes
 
     @property
     @override
     def life(self) -> object:
         return self._life
 
-    @property
     @override
-    def heals(self) -> bool:
-        return True
-
-    @override
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self) -> Mapping[str, object]:
         return dict(self._built.settings)
 
     @override
@@ -226,8 +235,7 @@ class FakeEngine(Engine):
             front.suspects = [r for r in verdicts.suspects if r in front.requests]
             front.settings, front.script = self._built.settings, self._built.script
             front.weights, front.core, front.dead = self._built.weights, self._life, None
+            front.changes = self._built.changes
+            if front.changes.refusal:
+                front.requests.clear()
             return Carried(requests=len(front.requests), tokens_saved=saved)
-
-    @override
-    def give_up(self) -> None:
-        return

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CONFIG_KEY = "rayguard_fuse"
 
 
-def fused(path: Path) -> dict[str, Any]:
+def fused(path: Path) -> dict[str, object]:
     """Return the vLLM engine arguments that put a fuse at ``path`` into the engine's scheduler."""
     return {
         "scheduler_cls": "rayguard.testing.scheduler.FusedScheduler",

@@ -101,8 +101,8 @@ class FaultInjector:
     def strike(self, fault: PlannedFault, victim: psutil.Process) -> FiredFault:
         """Send the fault's signal to ``victim`` and return once it took effect.
 
-        ``victim`` was looked up before (``aim``): psutil remembers its start time and refuses a pid that has
-        gone to another process since.
+        ``victim`` was looked up before: psutil remembers its start time and refuses a pid that has gone to
+        another process since.
         """
         if fault.what not in SIGNALS:
             raise ConfigError(f"{fault.what.value} is not done by a signal: bring it about, then record() it")
@@ -136,11 +136,6 @@ class FaultInjector:
                 f"{fault.what.value} of {fault.target} at step {fault.step}" for fault in missing
             )
             raise AssertionError(f"{len(missing)} of {len(self.plan)} planned faults never fired: {named}")
-
-
-def aim(pid: int) -> psutil.Process:
-    """Take hold of the process that has ``pid`` now, whoever gets the number later."""
-    return psutil.Process(pid)
 
 
 def _await_effect(victim: psutil.Process, sent: signal.Signals) -> None:

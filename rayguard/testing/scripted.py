@@ -10,21 +10,20 @@ import asyncio
 import time
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rayguard.actors.pool.outbox import Outbox
-from rayguard.actors.pool.result import Sample
-from rayguard.actors.pool.wire import Failed, Finished, Hello, Report
 from rayguard.engine.generated import Generated
-from rayguard.engine.weights.current import Proof
+from rayguard.engine.weights.proof import Doubt, Proof
 from rayguard.errors import RequestError, WeightsError, WrongSessionError
+from rayguard.pool.actors.messages import ActorReport, CallFailed, Finished, Hello
+from rayguard.pool.actors.outbox import Outbox
+from rayguard.pool.values.result import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rayguard.actors.pool.request import Order, Request
     from rayguard.engine.weights.canary import Canary
-    from rayguard.engine.weights.current import Doubt
+    from rayguard.pool.values.request import Order, Request
 
 VOCABULARY = 50_000
 LOGPROB = -0.5
@@ -40,11 +39,14 @@ class ActorUnavailableError(RuntimeError):
 
 def answer(request: Request, weights: str = "") -> list[int]:
     """Return what an undisturbed engine says to ``request``."""
-    salt = sum(weights.encode()) + 7919 * int(request.sampling.get("seed") or 0)
+    salt = sum(weights.encode()) + 7919 * _whole(request, "seed", 0)
     start = sum(ord(c) for c in request.prompt) if isinstance(request.prompt, str) else sum(request.prompt)
-    return [
-        (start * 31 + i * 7 + salt) % VOCABULARY for i in range(int(request.sampling.get("max_tokens", 16)))
-    ]
+    return [(start * 31 + i * 7 + salt) % VOCABULARY for i in range(_whole(request, "max_tokens", 16))]
+
+
+def _whole(request: Request, option: str, default: int) -> int:
+    value = request.sampling.get(option)
+    return value if isinstance(value, int) else default
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ class Script:
     canary: Callable[[str, int, str, int], Canary | None] = lambda *_: None
 
 
-class ScriptedMember:
+class ScriptedActor:
     """One scripted actor."""
 
     def __init__(self, name: str, script: Script) -> None:
@@ -89,6 +91,7 @@ class ScriptedMember:
     def _begin(self) -> None:
         self.outbox = Outbox()
         self.weights, self.pushes = self.script.weights, 0
+        self.own_push, self.lacks = False, ""  # the user's own weights, or why it answers nobody
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     # -- what a test does to it
@@ -126,12 +129,10 @@ class ScriptedMember:
         return Hello(session=self.session, capacity=self.script.capacity, weight_version=self.weights)
 
     def _check(self, session: str) -> None:
-        if not session or session != self.session:
-            raise (
-                ActorUnavailableError(f"{self.name} restarts")
-                if not self.session
-                else WrongSessionError(f"session {session} is over")
-            )
+        if not self.session:
+            raise ActorUnavailableError(f"{self.name} restarts")
+        if session != self.session:
+            raise WrongSessionError(f"session {session} is over")
 
     async def submit(self, session: str, orders: Sequence[Order]) -> None:
         """Take requests."""
@@ -143,21 +144,22 @@ class ScriptedMember:
             if name not in self.tasks and name not in answered:
                 self.tasks[name] = asyncio.ensure_future(self._serve(order))
 
-    async def poll(self, session: str, taken: int, wait_s: float) -> Report:
+    async def poll(self, session: str, taken: int, wait_s: float) -> ActorReport:
         """Tell what happened."""
         await self.frozen.wait()
         self._check(session)
         first, events = await self.outbox.take(taken, wait_s)
         await self.frozen.wait()
         self._check(session)
-        return Report(
-            session=session,
+        return ActorReport(
             first=first,
             events=events,
             weight_version=self.weights,
             at_s=time.monotonic(),
             tokens=self.generated,
             leaving=self.leaving,
+            own_push=self.own_push,
+            lacks=self.lacks,
         )
 
     async def abort(self, session: str, ids: Sequence[str]) -> None:
@@ -183,6 +185,12 @@ class ScriptedMember:
         self._check(session)
         return self.weights
 
+    async def expect_push(self, session: str) -> None:
+        """Lack what others have."""
+        await self.frozen.wait()
+        self._check(session)
+        self.own_push, self.lacks = False, "no push"
+
     async def proof(self, session: str) -> Proof:
         """Say what the engine answers with its weights."""
         await self.frozen.wait()
@@ -194,8 +202,11 @@ class ScriptedMember:
     async def _serve(self, order: Order) -> None:
         request = order.request
         name = request.id
-        if "nonsense" in request.sampling:
-            self.outbox.put(Failed(name, RequestError(name, "no sampling option 'nonsense'")))
+        if self.lacks:
+            self.outbox.put(CallFailed(name, WeightsError(self.lacks), retry=True))
+        elif "nonsense" in request.sampling:
+            self.outbox.put(CallFailed(name, RequestError(name, "no sampling option 'nonsense'")))
+        if self.lacks or "nonsense" in request.sampling:
             self.tasks.pop(name, None)
             return
         made = order.prior or Generated()
@@ -213,11 +224,8 @@ class ScriptedMember:
             made = made.plus(more) if len(made) else more
             self.outbox.append([(name, more)])
         cuts = tuple(dict.fromkeys(order.cuts))
-        self.outbox.put(
-            Finished(
-                name, Sample(id=name, index=request.index, generated=made, finish_reason="length", cuts=cuts)
-            )
-        )
+        sample = Sample(id=name, index=request.index, generated=made, finish_reason="length", cuts=cuts)
+        self.outbox.put(Finished(name, sample))
         self.tasks.pop(name, None)
         self.outbox.done(name)
 
@@ -225,14 +233,17 @@ class ScriptedMember:
         tokens = array("i", answer(request, self.weights)[made : made + self.script.tokens_a_turn])
         self.generated += len(tokens)
         versions = ((self.weights, 0),) if self.weights else ()
-        return Generated(tokens=tokens, versions=versions, width=1, ids=tokens[:], **_rest(len(tokens)))
+        return Generated(
+            tokens=tokens,
+            versions=versions,
+            width=1,
+            ids=tokens[:],
+            logprobs=array("f", [LOGPROB] * len(tokens)),
+            ranks=array("i", [1] * len(tokens)),
+        )
 
 
-def _rest(count: int) -> dict[str, Any]:
-    return {"logprobs": array("f", [LOGPROB] * count), "ranks": array("i", [1] * count)}
-
-
-class ScriptedStaff:
+class ScriptedProvider:
     """Hires scripted actors; ``members`` are for the test to disturb."""
 
     target = "RolloutPool(scripted)"
@@ -240,18 +251,18 @@ class ScriptedStaff:
 
     def __init__(self, script: Script | None = None) -> None:
         self.script = script or Script()
-        self.members: dict[str, ScriptedMember] = {}
+        self.members: dict[str, ScriptedActor] = {}
         self.dismissed: list[str] = []
         self.restarted: list[str] = []
         self._gone: dict[str, Callable[[str], None]] = {}
         self._states: dict[str, str | None] = {}
 
-    def hire(self, name: str) -> ScriptedMember:
+    def hire(self, name: str) -> ScriptedActor:
         """Create one."""
-        self.members[name] = ScriptedMember(name, self.script)
+        self.members[name] = ScriptedActor(name, self.script)
         return self.members[name]
 
-    def handle(self, name: str) -> ScriptedMember:
+    def handle(self, name: str) -> ScriptedActor:
         """Return it."""
         return self.members[name]
 

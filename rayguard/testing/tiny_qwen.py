@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+
 VOCABULARY = 512
 END = "<|endoftext|>"
 
@@ -24,7 +26,7 @@ def tiny_model(
     vocabulary: int = VOCABULARY,
     context: int = 512,
     spread: float = 0.02,
-) -> Any:
+) -> Qwen2ForCausalLM:
     """Return the model in float32; the same arguments give the same bytes.
 
     ``spread`` is that of the random weights: at 0.2 greedy answers differ from token to token, while at 0.02
@@ -47,10 +49,11 @@ def tiny_model(
         eos_token_id=0,
     )
     torch.manual_seed(seed)
-    return Qwen2ForCausalLM(config).to(torch.float32)  # type: ignore[no-untyped-call]
+    model: Qwen2ForCausalLM = Qwen2ForCausalLM(config).to(torch.float32)  # type: ignore[no-untyped-call]
+    return model
 
 
-def tiny_tokenizer(texts: Iterable[str], *, vocabulary: int = VOCABULARY) -> Any:
+def tiny_tokenizer(texts: Iterable[str], *, vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer trained on ``texts``; its end token has the id 0."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

@@ -38,7 +38,8 @@ def cluster(tmp_path_factory):
 
     modules = tmp_path_factory.mktemp("modules")
     (modules / "late_guarded.py").write_text(LATE)
-    paths = [str(modules), str(Path(__file__).parent)]
+    here = Path(__file__).parent
+    paths = [str(modules), *(str(one) for one in (here, *filter(Path.is_dir, here.iterdir())))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAYGUARD_HOME", str(tmp_path_factory.mktemp("home")))

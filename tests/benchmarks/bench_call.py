@@ -1,5 +1,7 @@
 """What a guarded call costs when nothing fails: in the process, and through Ray. Run it as a script.
 
+The class says nothing of its state. What keeping one adds, where there is one, is ``bench_snapshot``.
+
 Bare and guarded run side by side, in short turns, so that a busy machine weighs on both alike. In-process
 figures are the best of many turns (noise only adds); those through Ray are medians of single calls.
 """

@@ -34,7 +34,7 @@ _CHILD = """
 import json, resource, sys, time
 from pathlib import Path
 from rayguard.faults.catalog import default_catalog
-from rayguard.logs.across import Across
+from rayguard.logs.many_files import Across
 from rayguard.logs.files import find
 from rayguard.logs.scan import Anchors
 catalog = default_catalog()

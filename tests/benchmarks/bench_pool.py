@@ -24,13 +24,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rayguard.actors.pool.book import Book
-from rayguard.actors.pool.entries import Entry
-from rayguard.actors.pool.policy import PoolPolicy
-from rayguard.actors.pool.pool import RolloutPool
-from rayguard.actors.pool.request import Request
-from rayguard.actors.pool.wire import Finished
-from rayguard.testing.scripted import Script, ScriptedMember, ScriptedStaff
+from rayguard.pool.actors.messages import Finished
+from rayguard.pool.book import Book
+from rayguard.pool.entries import Entry
+from rayguard.pool.pool import RolloutPool
+from rayguard.pool.values.policy import PoolPolicy
+from rayguard.pool.values.request import Request
+from rayguard.testing.scripted import Script, ScriptedActor, ScriptedProvider
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -125,7 +125,7 @@ def measured(engines: int) -> Row:
 
 
 def _pool(engines: int, room: int) -> RolloutPool:
-    staff = ScriptedStaff(Script(capacity=room, tokens_a_turn=TOKENS))
+    staff = ScriptedProvider(Script(capacity=room, tokens_a_turn=TOKENS))
     pool = RolloutPool.of(staff, engines=engines, policy=PoolPolicy(progress=False))
     pool.wait_ready(timeout_s=60)
     return pool
@@ -145,7 +145,7 @@ def _requests(count: int) -> list[Request]:
 
 async def _without_pool(engines: int) -> float:
     """Return CPU seconds a request: the engines get the same requests, as many at a time."""
-    members = [ScriptedMember(str(n), Script(capacity=ROOM, tokens_a_turn=TOKENS)) for n in range(engines)]
+    members = [ScriptedActor(str(n), Script(capacity=ROOM, tokens_a_turn=TOKENS)) for n in range(engines)]
     requests = _requests(COUNT)
     with spending() as spent:
         each = COUNT // engines
@@ -155,7 +155,7 @@ async def _without_pool(engines: int) -> float:
     return spent.cpu / COUNT
 
 
-async def _driven(member: ScriptedMember, requests: Sequence[Request]) -> None:
+async def _driven(member: ScriptedActor, requests: Sequence[Request]) -> None:
     session, taken = (await member.hello()).session, 0
     for at in range(0, len(requests), ROOM):
         await member.submit(session, [Entry(request).order() for request in requests[at : at + ROOM]])

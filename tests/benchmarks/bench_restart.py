@@ -20,14 +20,14 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine" / "prefork"))
 
 import psutil
 import tiny_qwen
 
+from rayguard.engine.context import Surroundings
 from rayguard.engine.prefork.server import PreforkServer, installed
-from rayguard.engine.slot import engine_slot
-from rayguard.engine.surroundings import Surroundings
+from rayguard.engine.supervision.slot import engine_slot
 from rayguard.process.identity import ProcessId
 from rayguard.process.tree import descendants, end
 from rayguard.recovery.budget import RestartBudget
@@ -149,7 +149,8 @@ def main(repetitions: int) -> int:
             assert psutil.Process(core_of(engine).pid).ppid() == server.pid, "it was not forked"
             end_engine(engine)
             rows.append((cold_s, prefork_s, waiting.taken_over(), load))
-        memory = server.rss_bytes() / 2**20, server.uss_bytes() / 2**20, holds / 2**20
+        own = psutil.Process(server.pid).memory_full_info()
+        memory = own.rss / 2**20, own.uss / 2**20, holds / 2**20
         waiting.slot.close(0.0)
         server.stop()
     return report(rows, memory)

@@ -55,15 +55,14 @@ class Bench:
         from vllm import SamplingParams
 
         self.owner = owner
-        self.frontend = owner._engine_slot.engine(1.0).frontend
-        self.llm = self.frontend.handle
-        self.client = self.frontend.client
+        engine = owner._engine_slot.engine(1.0)
+        self.llm, self.front, self.client = engine.handle, engine.front, engine.client
         self.keepers = tuple(self.client.inflight.keepers)
         assert self.keepers, "a token log is kept by default"
         self.params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
         self.prompts = [{"prompt_token_ids": [20 + i, 7, 90, 11]} for i in range(REQUESTS)]
         self.steps = 0
-        processor = self.frontend.engine.output_processor
+        processor = self.front.output_processor
         process = processor.process_outputs
 
         def counted(outputs, *args, **kwargs):
@@ -74,7 +73,7 @@ class Bench:
 
     def block(self, arm: str) -> Block:
         guarded = arm != "bare"
-        self.frontend.engine.engine_core = self.client if guarded else self.client.core
+        self.front.engine_core = self.client if guarded else self.client.core
         self.client.inflight.keepers[:] = self.keepers if arm == "logged" else ()
         steps, wall, process, thread = (
             self.steps,

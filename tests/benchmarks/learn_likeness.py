@@ -23,9 +23,9 @@ from rich.progress import track
 from rayguard.faults.catalog import default_catalog
 from rayguard.faults.diagnosis import Kind
 from rayguard.faults.witness import Witness, witnesses
-from rayguard.logs.likeness import Likeness, Weights, length_of, words_of
+from rayguard.logs.likeness import Likeness, WordWeights, length_of, words_of
 from rayguard.logs.report import lines_of
-from rayguard.logs.text import Reader
+from rayguard.logs.witnesses import Reader
 from tests.faults.fault_examples import fault_of, near_misses, positives
 
 WEIGHTS = Path(__file__).parents[2] / "rayguard" / "logs" / "likeness.tsv"
@@ -103,7 +103,7 @@ def learn(samples: Sequence[Sample]) -> Likeness:
     return Likeness(
         dict(zip(kinds, bias.tolist(), strict=True)),
         {
-            word: Weights(
+            word: WordWeights(
                 rare, tuple((kind, weight) for kind, weight in zip(kinds, row, strict=True) if weight)
             )
             for word, rare, row in rows

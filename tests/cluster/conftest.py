@@ -17,12 +17,13 @@ def two_nodes(tmp_path_factory):
     from ray.cluster_utils import Cluster
 
     folder = tmp_path_factory.mktemp("nodes")
-    here = str(Path(__file__).parent)
+    here = Path(__file__).parent
+    folders = [str(one) for one in (here, *filter(Path.is_dir, here.iterdir()))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAYGUARD_HOME", str(folder / "driver"))
-        patch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
-        patch.setattr(sys, "path", [here, *sys.path])
+        patch.setenv("PYTHONPATH", os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]))
+        patch.setattr(sys, "path", [*folders, *sys.path])
         cluster = Cluster()
         both = TwoNodes(cluster, folder)
         # Of its own: in /tmp/ray clusters of other tests tell Prometheus of theirs, in the same file.

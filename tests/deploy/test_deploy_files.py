@@ -7,14 +7,18 @@ import pytest
 import ray
 import yaml
 
-from rayguard.cluster.plugin_config import asked
-from rayguard.metrics import kubernetes_files
+from deploy.generate import kubernetes_files
+from rayguard.cluster.plugin.config import asked
 from tests.deploy import compose_file, hosts, surroundings
 from tests.deploy.checks import DEPLOY, KUBERNETES, NotHereError, count, every, promtool
 
 COMPOSE = DEPLOY / "compose" / "compose.yaml"
 WORKER = DEPLOY / "systemd" / "rayguard-ray-worker.service"
 LAUNCHER = DEPLOY / "ray" / "cluster.yaml"
+
+
+def _loaded(path):
+    return yaml.safe_load(path.read_text("utf-8"))
 
 
 def _changed(path, old, new):
@@ -155,9 +159,14 @@ def test_promtool_refuses_a_wrong_rule(tmp_path):
 
 
 def test_kubernetes_gets_the_same_rules_and_dashboards():
-    """Generated from the files that Prometheus and Grafana read; nobody edits them by hand."""
-    for path, text in kubernetes_files.generated(DEPLOY).items():
-        assert path.read_text("utf-8") == text, f"run `python -m {kubernetes_files.__name__}`"
+    """As the files that Prometheus and Grafana read; nobody edits them by hand."""
+    rules = [DEPLOY / "prometheus" / f"rayguard.{what}.yml" for what in ("rules", "alerts")]
+    boards = sorted(path.name for path in (DEPLOY / "grafana" / "dashboards").glob("*.json"))
+    for path, made in {
+        "kubernetes/monitoring/prometheusrule.yaml": kubernetes_files.prometheus_rule(map(_loaded, rules)),
+        "grafana/kustomization.yaml": kubernetes_files.dashboards(boards),
+    }.items():
+        assert _loaded(DEPLOY / path) == made, "run `python -m deploy.generate`"
 
 
 def test_the_operator_gets_every_rule():

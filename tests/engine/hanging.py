@@ -13,6 +13,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from rayguard.testing.fuse import CONFIG_KEY, Fuse
 
+STEP_S = 0.008  # a larger model computes as long; this one would keep both cores busy while nobody looks
+
 
 def spin_for_ever() -> None:
     while True:
@@ -60,6 +62,7 @@ class HangingScheduler(Scheduler):
     def schedule(self, *args, **kwargs):
         if self.running:
             strike(self._fuses, IN_CORE)
+            threading.Event().wait(STEP_S)
         return super().schedule(*args, **kwargs)
 
 

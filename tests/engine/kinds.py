@@ -9,7 +9,6 @@ from tests.engine.real import Owner
 LENGTH = 120
 PROMPT = "Ada has 12 apples and gets 30 more: "
 RARE = "xqzjkvw"  # letters that no token joins
-THINK = {"reasoning_start_str": "Ada has", "reasoning_end_str": "xqz"}
 
 
 def model(folder):
@@ -35,7 +34,6 @@ class Roomy(Owner):
                 block_size=32,
                 kv_cache_memory_bytes=64 << 20,
                 logits_processors=["tests.engine.stateful_processor:NeverTwice"],
-                reasoning_config=THINK,
             )
         )
 
@@ -90,8 +88,6 @@ def kinds_of(owner):
         "regex, greedy": {**greedy, **structured(regex=r"([a-c]{3} [0-9]{5} ){40}")},
         "json": {**seeded, **structured(json=schema)},
         "grammar": {**seeded, **structured(grammar='root ::= ("x" [0-9] "y" [a-f]){60}')},
-        "thinking budget": {**greedy, "thinking_token_budget": 70, "frequency_penalty": 0.5},
-        "thinking budget, spent": {**seeded, "thinking_token_budget": 9},
         "processor with a state": {**seeded, "extra_args": {"never_twice": True}},
     }
     made = {

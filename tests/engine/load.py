@@ -8,10 +8,10 @@ import itertools
 import threading
 import time
 
-from rayguard.process.watchdog import LEARNED, Phase
+from rayguard.engine.hangs.watchdog import LEARNED, Phase
 from tests.engine.real import PROMPTS, Owner
 
-TOKENS = 200
+TOKENS = 80
 PATIENCE_S = 250.0  # less than the 300 s that a silence which computes may take where the pace tells nothing
 _ids = itertools.count()
 

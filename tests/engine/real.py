@@ -9,7 +9,7 @@ import threading
 import time
 from contextlib import contextmanager
 
-from rayguard.actors.mixins import RolloutMixin
+from rayguard.actors.guard.mixins import RolloutMixin
 from rayguard.recovery.journal import default_journal
 
 ENVIRONMENT = {

@@ -15,3 +15,7 @@ class Spoiler:
         with torch.no_grad():
             norm.mul_(factor)
         return name
+
+    def look(self) -> int:
+        """Change nothing."""
+        return len(list(self.model_runner.get_model().named_parameters()))

@@ -55,7 +55,6 @@ STATEFUL = [
     {"bad_words": ["no"]},
     {"repetition_detection": object()},
     {"trace_decode_token_ids": [1]},
-    {"thinking_token_budget": 5},
 ]
 
 
@@ -147,5 +146,10 @@ def test_what_depends_on_the_output_needs_an_exact_engine(params):
     """Any engine but one that knows output from prompt would give another distribution."""
     request, name = Request([1], Params(**params)), next(iter(params))
     assert name in why_not(request)
-    assert why_not(request, ALL) == ""
-    assert bool(why_not(request, OUTPUTS)) == (name == "thinking_token_budget")
+    assert why_not(request, ALL) == why_not(request, OUTPUTS) == ""
+
+
+@pytest.mark.parametrize("exact", [Exact(), OUTPUTS, ALL])
+def test_a_thinking_budget_is_never_continued(exact):
+    """It is spent in a worker's own books: half of it would be given a second time."""
+    assert "thinking_token_budget" in why_not(Request([1], Params(thinking_token_budget=5)), exact)

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from rayguard.engine.error_records import RecordWriter
 from rayguard.engine.evidence import gather
-from rayguard.engine.records import RecordWriter
 from rayguard.faults.diagnose import diagnose
 from rayguard.faults.fault import ProcessExit, Role
 

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from rayguard.engine.records import (
+from rayguard.engine.error_records import (
     MAX_FILE_BYTES,
     MAX_LINE_BYTES,
     EngineRecords,
@@ -186,7 +186,7 @@ def test_a_record_survives_sigkill(tmp_path):
     """It is on the disk when the call returns."""
     code = (
         "import os, signal, sys\n"
-        "from rayguard.engine.records import RecordWriter\nfrom rayguard.faults.fault import Role\n"
+        "from rayguard.engine.error_records import RecordWriter\nfrom rayguard.faults.fault import Role\n"
         f"RecordWriter({str(tmp_path)!r}, Role.ENGINE_WORKER, os.getpid()).write('last words', ValueError('v'))\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rayguard.engine.settings import DEFAULTS, SAFE_SETTINGS, EngineSettings
+from rayguard.engine.vllm.arguments import refuse_ray_executor
 from rayguard.errors import ConfigError
 from rayguard.recovery.ladder import Ladder
 
@@ -72,3 +75,53 @@ def test_what_rayguard_needs_itself_gives_way_to_yours():
     settings = EngineSettings(extra={"worker_extension_cls": "ours"})
     assert settings.as_kwargs()["worker_extension_cls"] == "ours"
     assert settings.as_kwargs(worker_extension_cls="yours")["worker_extension_cls"] == "yours"
+
+
+class RayDistributedExecutor:
+    """As vLLM's, which may be given by class."""
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"distributed_executor_backend": "ray"},
+        {"distributed_executor_backend": RayDistributedExecutor},
+        {"data_parallel_backend": "ray"},
+    ],
+)
+def test_workers_that_are_ray_actors_are_refused(values):
+    """With what to use instead."""
+    with pytest.raises(ConfigError, match=r"pass \w+='mp'"):
+        EngineSettings().as_kwargs(**values)
+    EngineSettings().as_kwargs(distributed_executor_backend="mp", data_parallel_backend="mp")
+    EngineSettings().as_kwargs(distributed_executor_backend=int)
+
+
+@pytest.mark.parametrize("asked", [-1, "auto"])
+def test_a_length_that_vllm_fitted_is_kept(asked):
+    """Requests were let in by it; with safe settings, what fits may be another one."""
+    facts = {"max_model_len": 777}
+    assert EngineSettings(facts=facts).as_kwargs(max_model_len=asked)["max_model_len"] == 777
+    assert EngineSettings(facts=facts).as_kwargs(max_model_len=9)["max_model_len"] == 9
+    assert EngineSettings().as_kwargs(max_model_len=asked)["max_model_len"] == asked
+    lowered = EngineSettings(facts=facts, applied=("fewer_sequences",))
+    assert lowered.as_kwargs(max_model_len=asked)["max_model_len"] == asked
+
+
+def test_an_engine_for_which_vllm_took_ray_is_ended_and_refused():
+    """In a placement group, it does that where nothing is said."""
+    ended = []
+
+    def shutdown(timeout):
+        ended.append(timeout)
+
+    front = SimpleNamespace(
+        vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(distributed_executor_backend="ray")),
+        engine_core=SimpleNamespace(shutdown=shutdown),
+    )
+    with pytest.raises(ConfigError, match="placement group"):
+        refuse_ray_executor(front)
+    assert ended == [0.0]
+    front.vllm_config.parallel_config.distributed_executor_backend = "mp"
+    refuse_ray_executor(front)
+    assert ended == [0.0]

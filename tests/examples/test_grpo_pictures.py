@@ -9,10 +9,10 @@ from rich.console import Console
 
 from examples.grpo.history import History, RolloutState
 from examples.grpo.memory import memory_of_processes
-from examples.grpo.picture import draw
-from examples.grpo.summary import brief, summary
-from examples.grpo.view import LiveView, PlainView, showing
-from rayguard.process.recorder_writer import FlightRecorder
+from examples.grpo.outcome.picture import draw
+from examples.grpo.outcome.summary import brief, summary
+from examples.grpo.outcome.view import LiveView, PlainView, showing
+from rayguard.process.flight.writer import FlightRecorder
 
 
 def printed(what, width=120):

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from grpo_histories import good_history, incident
 
-from examples.grpo.report import report
-from examples.grpo.verdict import join, problems
+from examples.grpo.outcome.report import report
+from examples.grpo.outcome.verdict import join, problems
 from rayguard.recovery.incident import Outcome
 from rayguard.testing.injector import What
 

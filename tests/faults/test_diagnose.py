@@ -257,7 +257,7 @@ def _some(strategy):
     return st.one_of(st.lists(st.one_of(strategy, JUNK), max_size=4).map(tuple), JUNK)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.builds(
         Fault,

@@ -8,9 +8,9 @@ import pytest
 
 from rayguard.config import Settings
 from rayguard.errors import ConfigError
-from rayguard.faults import users
+from rayguard.faults import catalog_in_use as users
 from rayguard.faults.catalog import default_catalog
-from rayguard.faults.users import catalog_for, catalog_in_use, signatures_in
+from rayguard.faults.catalog_in_use import catalog_for, catalog_in_use, signatures_in
 
 MINE = """
 signatures:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from rayguard.errors import ConfigError
 from rayguard.faults.catalog import Catalog
-from rayguard.logs import across, folder
-from rayguard.logs.across import Across, Fact, in_order
-from rayguard.logs.clock import Clock, stamp
+from rayguard.logs import folder, many_files
 from rayguard.logs.encoding import inflated
 from rayguard.logs.files import BLOCK_BYTES, LogFile, blocks, find, process_of
+from rayguard.logs.many_files import Across, Fact, in_order
 from rayguard.logs.report import diagnose_text
 from rayguard.logs.scan import Anchors
+from rayguard.logs.timestamps import Clock, stamp
 
 CHUNKS = """\
 Traceback (most recent call last):
@@ -74,7 +74,7 @@ def test_the_encoding_is_seen(tmp_path, reader, encoding):
 @given(
     st.binary(max_size=3_000), st.sampled_from([b"", b"\x1f\x8b", b"\xff\xfe", b"\x00", b"Traceback (most"])
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_bytes_are_read(tmp_path_factory, data, head):
     """Nothing raises, and what comes out is bounded by what went in."""
     path = tmp_path_factory.getbasetemp() / "any.bin"
@@ -86,7 +86,7 @@ def test_any_bytes_are_read(tmp_path_factory, data, head):
 
 
 @given(st.binary(max_size=2_000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_bytes_are_diagnosed(tmp_path_factory, reader, data):
     """Whatever a file holds, there is an answer."""
     path = tmp_path_factory.getbasetemp() / "any.log"
@@ -336,7 +336,7 @@ def test_one_file_is_judged_as_its_text(tmp_path, reader):
 def test_facts_are_bounded(tmp_path, reader, monkeypatch):
     """However often a log repeats itself; what is new is kept."""
     seen = []
-    monkeypatch.setattr(across, "report", lambda facts, catalog: seen.extend(facts) or diagnose_text(""))
+    monkeypatch.setattr(many_files, "report", lambda facts, catalog: seen.extend(facts) or diagnose_text(""))
     path = written(tmp_path / "log", "".join(NAN.format(n) for n in range(5_000)) + CHUNKS)
     reader.diagnose(find([str(path)]).files, [])
     assert len(seen) < 200

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rayguard.faults.catalog import default_catalog
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.faults.witness import Source, Witness
-from rayguard.logs.likeness import MAX_CHARS, Likeness, Weights, likeness, words_of
+from rayguard.logs.likeness import MAX_CHARS, Likeness, WordWeights, likeness, words_of
 from rayguard.logs.report import ALIKE_CONFIDENCE, diagnose_text
 from tests.faults.fault_examples import SIGNATURES, near_misses, positives
 
@@ -19,10 +19,10 @@ BLOCKS = (
 FEW_WORDS = Likeness(
     {Kind.DISK_FULL: 0.0, Kind.HOST_OOM: 0.0, Kind.UNKNOWN: 0.0},
     {
-        "volume full": Weights(9, ((Kind.DISK_FULL, 8.0), (Kind.UNKNOWN, -1.0))),
-        "volume": Weights(9, ((Kind.DISK_FULL, 4.0), (Kind.HOST_OOM, 1.0))),
-        "type:OSError": Weights(9, ((Kind.DISK_FULL, 1.0),)),
-        "memory": Weights(9, ((Kind.HOST_OOM, 9.0), (Kind.DISK_FULL, -9.0))),
+        "volume full": WordWeights(9, ((Kind.DISK_FULL, 8.0), (Kind.UNKNOWN, -1.0))),
+        "volume": WordWeights(9, ((Kind.DISK_FULL, 4.0), (Kind.HOST_OOM, 1.0))),
+        "type:OSError": WordWeights(9, ((Kind.DISK_FULL, 1.0),)),
+        "memory": WordWeights(9, ((Kind.HOST_OOM, 9.0), (Kind.DISK_FULL, -9.0))),
     },
 )
 
@@ -124,7 +124,7 @@ def test_words_are_bounded():
     assert sum(map(len, words)) < 10 * MAX_CHARS
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.text(max_size=60), max_size=8), st.floats(0, 1))
 def test_any_words_are_answered(texts, confidence):
     """Chances are chances, and an opinion is a kind."""

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayguard.faults.diagnosis import Kind
@@ -103,7 +103,6 @@ def test_a_healthy_text_is_unknown(text):
 
 
 @given(st.text(st.characters(), max_size=400))
-@settings(deadline=None)
 def test_any_text_has_a_verdict(text):
     """Never raises."""
     assert diagnose_text(text).diagnosis.kind in Kind
@@ -133,7 +132,6 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(WORDS, max_size=40))
-@settings(deadline=None)
 def test_any_order_of_a_tracebacks_lines_has_a_verdict(lines):
     """Cut, doubled, shuffled."""
     found = diagnose_text("\n".join(lines))

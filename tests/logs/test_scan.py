@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayguard.faults.catalog import default_catalog
-from rayguard.logs import across, scan
-from rayguard.logs.across import Across
+from rayguard.logs import many_files, scan
 from rayguard.logs.files import find
+from rayguard.logs.many_files import Across
 from rayguard.logs.scan import Anchors, Scan, shortened, telling
 from tests.benchmarks.bench_logs import FAILURE, write_log
 
@@ -50,7 +50,7 @@ def test_the_scan_answers_as_the_whole_reading(tmp_path, monkeypatch):
     write_log(path, 4_000_000)
     monkeypatch.setattr(scan, "WHOLE_LINES", 10**9)
     whole = diagnosed(path)
-    monkeypatch.setattr(across, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(many_files, "WHOLE_BYTES", 0)
     assert diagnosed(path) == whole
 
 
@@ -71,7 +71,7 @@ _LINES = st.lists(
 
 
 @given(_LINES, st.integers(1, 40), st.integers(0, 3), st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_windows_are_exact(lines, block, before, after):
     """However the text is cut into blocks: the lines round hits, each once, in order, with its number."""
     found = set()
@@ -92,7 +92,7 @@ def test_windows_are_exact(lines, block, before, after):
 
 
 @given(st.binary(max_size=4_000), st.integers(1, 700))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_bytes_keep_their_lines(data, block):
     """The tail is given in any case; nothing is made up."""
     split = data.split(b"\n")
@@ -138,7 +138,7 @@ def test_a_line_without_end_is_cut(size):
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300), st.integers(0, 4_000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_long_line_becomes_short(begin, end, more):
     """Its two ends stay."""
     line = begin + b"-" * (scan.LONG_LINE + more) + end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rayguard.memory.judge import Bounds, Judge
 from rayguard.memory.pressure import Pressure
-from rayguard.memory.reading import Quantity, Reading, Sample
+from rayguard.memory.reading import MemorySample, Quantity, Reading
 from rayguard.memory.relief import MIB
 
 GIB = 1024 * MIB
@@ -17,7 +17,7 @@ def sample(step, *, private=1 * GIB, node=50 * GIB, more=(), at=None):
         Reading(quantity=Quantity.NODE, used=node, limit=TOTAL),
         *more,
     )
-    return Sample(at=float(step * 10 if at is None else at), step=step, readings=readings)
+    return MemorySample(at=float(step * 10 if at is None else at), step=step, readings=readings)
 
 
 def test_all_is_well():
@@ -145,6 +145,6 @@ def test_other_places_are_told_with_their_own_names():
 
 def test_a_sample_without_readings_says_nothing():
     """Every source may be missing."""
-    state = Judge(Bounds(process_limit=5)).feed(Sample(at=1.0, readings=(), step=3), None)
+    state = Judge(Bounds(process_limit=5)).feed(MemorySample(at=1.0, readings=(), step=3), None)
     assert not state.concerns
     assert state.private == 0

@@ -74,14 +74,14 @@ def test_a_threshold_of_ray_that_leaves_no_room_is_refused(share):
 
 def test_what_has_no_limit_is_never_short():
     """A limit of None or 0 says nothing."""
-    assert pressure(reading(10**15, None)) is Pressure.OK
-    assert pressure(reading(10**15, 0)) is Pressure.OK
+    assert pressure(reading(10**15, None), Thresholds()) is Pressure.OK
+    assert pressure(reading(10**15, 0), Thresholds()) is Pressure.OK
 
 
 def test_every_quantity_has_thresholds():
     """The node's are below Ray's, a disk's below where Ray stops to spill."""
     assert all(isinstance(defaults(quantity), Thresholds) for quantity in Quantity)
-    assert DEFAULTS[Quantity.NODE].hard < RAY_KILLS_AT
+    assert below_ray().hard < RAY_KILLS_AT
     assert DEFAULTS[Quantity.DISK].hard < RAY_KILLS_AT
 
 

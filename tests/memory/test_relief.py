@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rayguard.memory.pressure import Pressure
-from rayguard.memory.relief import AGAIN_S, MIB, ORDER, Decision, Need, Relief, Tried, decide
+from rayguard.memory.relief import AGAIN_S, MIB, ORDER, Need, Relief, ReliefDecision, Tried, decide
 
 SHORT = Need(pressure=Pressure.HARD, wanted=400 * MIB, grown=600 * MIB, engine_grown=600 * MIB)
 ALL: dict[Relief, str] = {}
@@ -26,7 +26,7 @@ def test_what_costs_work_waits_until_it_is_urgent():
 
 
 def test_nothing_is_done_without_need():
-    assert decide(Need(), [], ALL, 100.0) == Decision(Relief.NONE)
+    assert decide(Need(), [], ALL, 100.0) == ReliefDecision(Relief.NONE)
 
 
 @pytest.mark.parametrize("need", [SHORT, Need(soon=True, wanted=1, grown=600 * MIB)])

@@ -14,12 +14,13 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from rayguard.errors import ConfigError
+from rayguard.harmless import harmless
 from rayguard.metrics import exporter as exporter_module
 from rayguard.metrics.exporter import TallyCollector, serve_as_configured, serve_metrics
-from rayguard.metrics.instruments import INSTRUMENTS
-from rayguard.metrics.object_instruments import OBJECT_INSTRUMENTS
-from rayguard.metrics.pool_instruments import POOL_INSTRUMENTS
-from rayguard.objects.holdings import HOLDINGS, Holdings, Totals, quietly
+from rayguard.metrics.instruments.objects import OBJECT_INSTRUMENTS
+from rayguard.metrics.instruments.pool import POOL_INSTRUMENTS
+from rayguard.metrics.instruments.process import INSTRUMENTS
+from rayguard.objects.holdings import HOLDINGS, Holdings, Totals
 from rayguard.recovery.incident import Incident, Outcome
 from rayguard.recovery.tally import DETECT_BOUNDS_S, TALLY, Tally
 
@@ -111,15 +112,15 @@ def test_every_number_is_shown(registry):
 
 
 def test_references_held_and_freed_are_shown_and_errors_of_the_ledger_count_as_the_guards():
-    """The ledger stands below the tally and counts for itself: read, not copied."""
-    holdings, registry = Holdings(), CollectorRegistry()
-    registry.register(TallyCollector(Tally(), holdings=holdings))
+    """Read where they are counted, not copied."""
+    holdings, registry, tally = Holdings(), CollectorRegistry(), Tally()
+    registry.register(TallyCollector(tally, holdings=holdings))
     opened = holdings.objects.open(1, 0, "main", 1)
     for name in ("a", "b", "c"):
         holdings.objects.made(name, "train.py:7 in step", 0, opened=opened)
     holdings.totals.ended, holdings.totals.ended_bytes = 4, 4_000
     holdings.totals.waiting, holdings.totals.handles_ended = 2, 1
-    holdings.totals.errors["ledger"] += 3
+    tally.guard_errors["ledger"] += 3
     expected = {
         "rayguard_objects_held": 3,
         "rayguard_objects_waiting": 2,
@@ -136,10 +137,11 @@ def test_an_error_beside_a_users_put_is_shown(monkeypatch):
     """The piece that failed, on this process's own endpoint; the user's call went on."""
     monkeypatch.setattr(HOLDINGS, "totals", Totals())
     registry = CollectorRegistry()
-    registry.register(TallyCollector(Tally()))
-    with quietly("ledger"):
+    registry.register(TallyCollector(TALLY))
+    before = TALLY.guard_errors["ledger"]
+    with harmless("ledger"):
         raise ValueError("a bug of ours")
-    assert registry.get_sample_value("rayguard_guard_errors_total", {"piece": "ledger"}) == 1
+    assert registry.get_sample_value("rayguard_guard_errors_total", {"piece": "ledger"}) == before + 1
 
 
 def test_numbers_are_read_when_asked(registry, tally):

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayguard.objects.ended import ScopeEndedError
+from rayguard.objects.holdings import HOLDINGS
 from rayguard.objects.scope import object_scope
-from rayguard.objects.watch import leaks, totals
+from rayguard.objects.scope_ended_error import ScopeEndedError
+from rayguard.objects.watch import leaks
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -146,7 +147,7 @@ def test_handles_that_leak_step_by_step_are_let_go_and_their_actors_end(fresh):
     """But not the newest, one made once, one with a name, nor one that code holds."""
     worker = fresh.remote(num_cpus=0)(Worker)
     pool, pids, once, named, held = [], [], [], [], []
-    before = totals().handles_ended
+    before = HOLDINGS.totals.handles_ended
     for number in range(3):
         with object_scope(number):
             pool.append(worker.remote())
@@ -155,7 +156,7 @@ def test_handles_that_leak_step_by_step_are_let_go_and_their_actors_end(fresh):
                 once.append(worker.remote())
             named.append(worker.options(name=f"worker-{number}").remote())
             held.append(reader(fresh, worker.remote()))
-    assert totals().handles_ended - before == 2
+    assert HOLDINGS.totals.handles_ended - before == 2
     assert gone(pids[0])
     assert gone(pids[1])
     with pytest.raises(ScopeEndedError, match="test_across_ray"):

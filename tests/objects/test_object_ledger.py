@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayguard.objects.lease import task_key
-from rayguard.objects.ledger import Ledger
+from rayguard.objects.ledger import Ledger, task_key
 
 
 def step(ledger, number, made, *, lane="main", keep_steps=1):
@@ -125,20 +124,6 @@ def test_a_kept_object_is_claimed_by_no_announcement():
     ledger.keep(["kept"])
     ledger.claim(ledger.open(1, 0, "driver", 0), {"call": "line"})
     assert ledger.get("kept").scope == 0
-
-
-def test_growth_means_more_in_every_single_step():
-    """A plateau, or one step without more, is no growth."""
-    ledger = Ledger()
-    for number in range(1, 6):
-        ledger.made(f"leak{number}", "leak", number, opened=None)
-        if number < 3:
-            ledger.made(f"cache{number}", "cache", number, opened=None)
-        ledger.census(number)
-    assert ledger.grows("leak", 3)
-    assert not ledger.grows("cache", 3)
-    assert not ledger.grows("leak", 5), "five steps of growth need six counts"
-    assert not ledger.grows("nowhere", 1)
 
 
 actions = st.lists(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayguard.objects.ended import ScopeEndedError
 from rayguard.objects.scope import object_scope
+from rayguard.objects.scope_ended_error import ScopeEndedError
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
 
@@ -102,7 +102,6 @@ LISTS = (
 
 @settings(
     max_examples=20,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 import rayguard
-from rayguard.objects.ended import ScopeEndedError
 from rayguard.objects.holdings import CURRENT
 from rayguard.objects.scope import object_scope
+from rayguard.objects.scope_ended_error import ScopeEndedError
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

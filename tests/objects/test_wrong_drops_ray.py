@@ -5,8 +5,8 @@ import gc
 import pytest
 from look_alikes import MAKERS, Bench, array
 
-from rayguard.objects.ended import ScopeEndedError
 from rayguard.objects.scope import object_scope
+from rayguard.objects.scope_ended_error import ScopeEndedError
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
 

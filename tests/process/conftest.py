@@ -45,10 +45,6 @@ class Processes:
         return Path(f"/proc/{child.pid}").stat().st_uid
 
     @staticmethod
-    def descriptors() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    @staticmethod
     def until(condition, limit_s: float = 5.0) -> bool:
         """Wait for ``condition``; say whether it came true in time."""
         pause = threading.Event()

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayguard.process.belongings import Belonging
+from rayguard.process.cleanup.belongings import Belonging
 from rayguard.process.identity import OWNER_ENV, ProcessId
 
 DEADLINE_S = 30.0

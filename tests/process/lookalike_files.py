@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import secrets
 import socket
+import threading
 import uuid
 from dataclasses import replace
 from pathlib import Path
 
-from rayguard.process import belongings, shm
-from rayguard.process.belongings import Belonging, Note
+from rayguard.process.cleanup import belongings, shm
+from rayguard.process.cleanup.belongings import Belonging, OwnerNote
+from rayguard.process.cleanup.verdict import Shape, Sort
 from rayguard.process.identity import ProcessId, owner_mark
-from rayguard.process.leftovers import Sort
-from rayguard.process.world import world
+from rayguard.process.pid_namespace import world
 from tests.process.lookalike_cage import NOBODY, Alike, Cage, until
+
+
+def shape_of(path) -> Shape:
+    return shm.shape(os.lstat(path), shm.born_ns(str(path)))
 
 
 class Files(Cage):
@@ -31,7 +37,7 @@ class Files(Cage):
         """Note ``path`` as its dead owner would have, but for what is given."""
         users = (self.used_by,) if users is None else users
         marks = tuple(one if isinstance(one, str) else owner_mark(one) for one in users)
-        one = Belonging(sort=sort, path=str(path), shape=shape or shm.shape(os.lstat(path)), users=marks)
+        one = Belonging(sort=sort, path=str(path), shape=shape or shape_of(path), users=marks)
         key = (owner or self.dead, world() if where is None else where)
         self._notes.setdefault(key, []).append(one)
         return one
@@ -42,7 +48,7 @@ class Files(Cage):
         for (owner, where), ours in self._notes.items():
             assert owners.setdefault(owner, where) == where, "one note for each owner"
             assert len(ours) <= 1_000, "more than a note holds"
-            belongings.write(self.home, Note(owner=owner, world=where, belongings=tuple(ours)))
+            belongings.write(self.home, OwnerNote(owner=owner, world=where, belongings=tuple(ours)))
 
     def spare_file(self, kind: str, path: Path, **flaw) -> None:
         """Note a file that must be left alone."""
@@ -120,20 +126,33 @@ class Files(Cage):
 
     def _changed(self) -> None:
         path = self.segment()
-        before = shm.shape(os.lstat(path))
+        before = shape_of(path)
 
         def changed():
             path.chmod(0o640)
-            return shm.shape(os.lstat(path)) != before
+            return shape_of(path) != before
 
         until(changed)
         self.spare_file("changed after it was noted", path, shape=before)
+
+    def _stored_into(self, path: Path) -> None:
+        """As an engine does at each step, after it was noted: tmpfs takes that for a change of the file."""
+        before = os.lstat(path).st_ctime_ns
+        for _ in range(50):  # another kernel may not
+            with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as map_:
+                map_[:1] = b"y"
+            if os.lstat(path).st_ctime_ns != before:
+                return
+            threading.Event().wait(0.01)
 
     def own_files(self, count: int) -> None:
         """Make ``count`` files of each kind that is provably ours and dead."""
         zombie = self.identity(self.zombie())
         for number in range(count):
             self.own_file("a segment", self.segment())
+            path = self.segment()
+            self.own_file("a segment that was stored into through its map", path)
+            self._stored_into(path)
             self.own_file("a semaphore", self.segment(f"sem.mp-{secrets.token_hex(4)}"))
             if number == 0:
                 self.own_file("of an owner that is a zombie", self.segment(), owner=zombie)

@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from rayguard.process import orphans
+from rayguard.process.cleanup import orphans
 from rayguard.process.identity import OWNER_ENV, ProcessId, owner_mark
 from tests.process.lookalike_cage import CORE, DEADLINE_S, NOBODY, Alike, dead_process
 from tests.process.lookalike_files import Files

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rayguard.engine.hangs.blocked_loop import PAUSE_S, LoopPulse
 from rayguard.process import stacks
 from rayguard.process.identity import OWNER_ENV, ProcessId, owner_mark
-from rayguard.process.loops import PAUSE_S, LoopPulse
-from rayguard.process.stacks import Place, Thread, from_faulthandler, from_py_spy, read_stacks, register
+from rayguard.process.stacks import CodePlace, Thread, from_faulthandler, from_py_spy, read_stacks, register
 
 STANDS = """
 import sys, threading
@@ -192,9 +192,9 @@ def test_what_py_spy_prints_is_read():
         ' {"name": "go", "filename": "x.py", "line": null}]}]'
     )
     assert from_py_spy(text) == (
-        Thread("MainThread", (Place("wait", "/a/b/c/d.py", 7), Place("go", "x.py"))),
+        Thread("MainThread", (CodePlace("wait", "/a/b/c/d.py", 7), CodePlace("go", "x.py"))),
     )
-    assert str(Place("wait", "/a/b/c/d.py", 7)) == "wait (b/c/d.py:7)"
+    assert str(CodePlace("wait", "/a/b/c/d.py", 7)) == "wait (b/c/d.py:7)"
     for wrong in ("", "{}", "nothing"):
         with pytest.raises(ValueError, match=r"Expecting value|list of threads"):
             from_py_spy(wrong)
@@ -211,8 +211,8 @@ def test_what_faulthandler_writes_is_read():
         '  File "/v/co'
     )
     assert from_faulthandler(text) == (
-        Thread("", (Place("run", "/l/threading.py", 982),)),
-        Thread("engine", (Place("step", "/v/core.py"),)),
+        Thread("", (CodePlace("run", "/l/threading.py", 982),)),
+        Thread("engine", (CodePlace("step", "/v/core.py"),)),
     )
     for cut in range(len(text)):
         from_faulthandler(text[:cut])

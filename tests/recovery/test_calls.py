@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
-from rayguard.recovery.calls import TRANSIENT, Restart, decide_call, needs_new_process
+from rayguard.recovery.calls import CERTAIN, TRANSIENT, Restart, decide_call, needs_new_process
 from rayguard.recovery.policy import GuardPolicy
 from rayguard.recovery.remedy import Action
 
@@ -13,13 +13,13 @@ POLICY = GuardPolicy(call_retries=2)
 ANSWERED = (Scope.REQUEST, Scope.CODE, Scope.JOB, Scope.UNKNOWN)
 
 
-def verdict(kind, scope, *, retry=True, deterministic=False, poisoned=False):
+def verdict(kind, scope, *, retry=True, deterministic=False, poisoned=False, confidence=1.0):
     return Diagnosis(
         signature="test.one",
         kind=kind,
         scope=scope,
         cause="because",
-        confidence=1.0,
+        confidence=confidence,
         retry_same_settings=retry,
         deterministic=deterministic,
         poisoned=poisoned,
@@ -37,6 +37,7 @@ verdicts = st.builds(
     retry=st.booleans(),
     deterministic=st.booleans(),
     poisoned=st.booleans(),
+    confidence=st.floats(0.0, 1.0),
 )
 restarts = st.sampled_from(Restart)
 
@@ -59,7 +60,8 @@ def test_a_transient_failure_is_repeated_until_the_retries_are_used_up(kind, sco
     "diagnosis",
     [
         verdict(Kind.CUDA_DEVICE_ASSERT, Scope.PROCESS, poisoned=True),
-        verdict(Kind.CUDA_ILLEGAL_ACCESS, Scope.PROCESS),
+        verdict(Kind.CUDA_ILLEGAL_ACCESS, Scope.PROCESS, poisoned=True),
+        verdict(Kind.CUDA_ILLEGAL_ACCESS, Scope.PROCESS, poisoned=True, confidence=CERTAIN),
         verdict(Kind.CUDA_OOM, Scope.ENGINE, poisoned=True),
         verdict(Kind.ENGINE_DEAD, Scope.ENGINE),
     ],
@@ -77,6 +79,23 @@ def test_a_process_that_is_of_no_more_use_is_restarted_where_that_is_possible(di
     assert decide(diagnosis, restart=restart).action is action
 
 
+@pytest.mark.parametrize("restart", Restart)
+@pytest.mark.parametrize(
+    "diagnosis",
+    [
+        verdict(Kind.CUDA_ILLEGAL_ACCESS, Scope.PROCESS),
+        verdict(Kind.UNKNOWN, Scope.PROCESS),
+        verdict(Kind.ACTOR_DIED, Scope.PROCESS),
+        verdict(Kind.CUDA_DEVICE_ASSERT, Scope.PROCESS, poisoned=True, confidence=0.89),
+        verdict(Kind.ENGINE_DEAD, Scope.ENGINE, confidence=0.5),
+    ],
+)
+def test_a_process_is_not_ended_for_a_scope_nor_below_certainty(diagnosis, restart):
+    """Only where it is proved that every later call would fail too; else it is answered."""
+    assert not needs_new_process(diagnosis)
+    assert decide(diagnosis, restart=restart).action is Action.NONE
+
+
 @pytest.mark.parametrize("scope", [Scope.GROUP, Scope.NODE, Scope.ENGINE])
 def test_what_a_single_call_cannot_cure_goes_out_as_it_is(scope):
     """A broken collective or a lost node is for those who see more than one process."""
@@ -90,7 +109,8 @@ def test_a_death_elsewhere_never_ends_this_process():
 
 def test_the_reason_names_the_budget_that_is_spent():
     """Who reads the incident must see what to raise."""
-    remedy = decide(verdict(Kind.CUDA_DEVICE_ASSERT, Scope.PROCESS), restart=Restart.SPENT)
+    poisoned = verdict(Kind.CUDA_DEVICE_ASSERT, Scope.PROCESS, poisoned=True)
+    remedy = decide(poisoned, restart=Restart.SPENT)
     assert "2 process restarts within 1800 s" in remedy.reason
 
 
@@ -116,6 +136,8 @@ def test_repeats_are_bounded_and_restarts_only_where_they_may_be(
     if action is Action.RESTART_PROCESS:
         assert restart is Restart.POSSIBLE
         assert needs_new_process(diagnosis)
+        assert diagnosis.confidence >= CERTAIN
+        assert diagnosis.poisoned or diagnosis.kind is Kind.ENGINE_DEAD
 
 
 @given(verdicts, restarts)

@@ -27,6 +27,7 @@ from rayguard.recovery.incident import Incident, Outcome
 from rayguard.recovery.journal import Journal, default_journal
 from rayguard.recovery.tail import Tail
 from rayguard.recovery.tally import TALLY
+from tests.open_files import open_files
 
 SPAWN = multiprocessing.get_context("spawn")
 DEADLINE_S = 120  # a machine with ten jobs for each core still finishes
@@ -389,10 +390,11 @@ def test_reading_leaves_no_trace_and_no_descriptor(journal):
     assert journal.read() == []
     assert not journal.directory.exists()
     journal.write(incident())
-    before = sorted(journal.directory.iterdir()), len(list(Path("/proc/self/fd").iterdir()))
+    files, before = sorted(journal.directory.iterdir()), open_files()
     for _ in range(3):
         journal.read()
-    assert before == (sorted(journal.directory.iterdir()), len(list(Path("/proc/self/fd").iterdir())))
+    assert sorted(journal.directory.iterdir()) == files
+    assert not open_files() - before
 
 
 def test_follow_begins_now_and_yields_each_record(journal):

@@ -188,6 +188,91 @@ def test_the_request_that_kills_is_found_and_the_others_go_on():
     assert "c" in three.suspects
 
 
+def play(*deaths, policy=None, **more):
+    """Let engines die one after the other; return the state and the decisions."""
+    state, decisions = EngineState(), []
+    for number, death in enumerate(deaths):
+        event = failed(1.0 + number, **{**more, **death})
+        state, decision = handle(state, event, policy or GuardPolicy())
+        decisions.append(decision)
+    return state, decisions
+
+
+def test_no_setting_is_taken_for_a_request_that_was_on_each_dead_engine():
+    """It is the suspect, not the settings; one that comes to every engine anew is another matter."""
+    _, same = play({"requests": ("p", "a")}, {"requests": ("p", "a")}, {"requests": ("p",), "held": ("a",)})
+    assert [d.remedy.applied for d in same] == [(), (), ()]
+    assert same[-1].quarantined == ("p",)
+    _, others = play({"requests": ("a",)}, {"requests": ("b",)}, {"requests": ("c",)})
+    assert others[-1].remedy.applied == ("async_scheduling_off", "chunked_prefill_off")
+
+
+def test_a_setting_that_was_taken_while_a_poison_ran_is_taken_back_with_it():
+    """With the restart that is due anyway; what was taken for others stays."""
+    state, decisions = play(
+        {"requests": ("a",)},
+        {"requests": ("b",)},  # a rung, while b ran
+        {"requests": ("p", "c")},  # a rung, while p ran
+        {"requests": ("p", "c")},
+        {"requests": ("p",), "held": ("c",)},
+    )
+    assert decisions[2].remedy.applied == ("async_scheduling_off", "chunked_prefill_off")
+    assert decisions[-1].quarantined == ("p",)
+    assert decisions[-1].remedy.applied == state.applied == ("async_scheduling_off",)
+    assert decisions[-1].remedy.added == ""
+
+
+def test_a_cure_that_is_a_guess_goes_with_the_poison_too():
+    """A failed assertion of a scheduler may be of its own making, or of a request's."""
+    what = diagnosis(
+        "assertion", cures=("chunked_prefill_off", "prefix_caching_off"), retry_same_settings=False
+    )
+    _, decisions = play(*[{"requests": ("p",), "diagnosis": what}] * 3)
+    assert [d.remedy.applied for d in decisions] == [("chunked_prefill_off",)] * 2 + [()]
+
+
+def test_a_setting_that_a_poison_brought_back_from_probation_goes_again():
+    """It was pinned for what the poison did."""
+    state = EngineState(on_probation="eager", last_fault_at=100.0)
+    for at in (101.0, 102.0, 103.0):
+        state, decision = handle(state, failed(at, requests=("p",)), GuardPolicy())
+    assert decision.quarantined == ("p",)
+    assert (state.applied, state.pinned) == ((), ())
+
+
+def test_a_cure_stays_whoever_ran():
+    """What a diagnosis names is no guess."""
+    what = diagnosis("natural", deterministic=True, cures=("chunked_prefill_off",))
+    state, _ = play(*[{"requests": ("p",), "diagnosis": what}] * 3)
+    assert state.applied == state.pinned == ("chunked_prefill_off",)
+
+
+def test_where_one_request_after_the_other_is_found_guilty_it_is_the_settings():
+    """Of two that kill in the same way it may still be the requests."""
+    names = ("a", "b", "c", "d")
+    deaths = [{"requests": names}] * 2 + [
+        {"requests": (name,), "held": names[number + 1 :]} for number, name in enumerate(names)
+    ]
+    _, decisions = play(*deaths)
+    assert [d.quarantined for d in decisions] == [(), (), ("a",), ("b",), ("c",), ("d",)]
+    assert [len(d.remedy.applied) for d in decisions] == [0, 0, 0, 0, 1, 2]
+
+
+def test_no_request_is_blamed_while_a_call_was_in_the_engine():
+    """However often; a call that only reads is no alibi."""
+    state, decisions = play(*[{"requests": ("a", "b"), "calls": ("collective_rpc('x')",)}] * 5)
+    assert state.deaths == {}
+    assert all(d.quarantined == d.suspects == d.remedy.applied == () for d in decisions)
+    _, reading = play(*[{"requests": ("p",), "reads": ("is_sleeping",)}] * 3)
+    assert reading[-1].quarantined == ("p",)
+
+
+def test_a_call_that_reads_is_made_again_until_it_was_in_too_many_engines():
+    """Then it is answered with the cause, as a request is."""
+    _, decisions = play(*[{"reads": ("is_sleeping",)}] * 3)
+    assert [d.calls for d in decisions] == [(), (), ("is_sleeping",)]
+
+
 def test_answered_requests_are_forgotten():
     """The book of deaths holds nobody who is not waiting."""
     state, _ = handle(EngineState(), failed(1.0, requests=("a", "b")), POLICY)

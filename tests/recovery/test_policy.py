@@ -8,7 +8,7 @@ import pytest
 
 from rayguard.errors import ConfigError, GaveUpError
 from rayguard.recovery.budget import RestartBudget
-from rayguard.recovery.policy import GuardPolicy
+from rayguard.recovery.policy import GuardPolicy, SnapshotPolicy
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,31 @@ from rayguard.recovery.policy import GuardPolicy
         ({"probation_s": 0}, "probation_s"),
         ({"hang_stopped_s": 20.0}, "hang_stopped_s <= hang_idle_s"),
         ({"standby": True}, "'process', 'engine' or None"),
+        ({"snapshot": 3}, "a rayguard.SnapshotPolicy, got 3"),
     ],
 )
 def test_a_policy_that_contradicts_itself_is_refused(changes, said):
     """The error names the field and what is wrong with it."""
     with pytest.raises(ConfigError, match=said):
         GuardPolicy(**changes)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"every_calls": 0}, {"every_s": -1.0}, {"every_s": float("inf")}, {"every_s": float("nan")}],
+    ids=str,
+)
+def test_a_snapshot_that_is_never_due_is_refused(values):
+    """The error names the field."""
+    with pytest.raises(ConfigError, match=f"SnapshotPolicy.{next(iter(values))} must be"):
+        SnapshotPolicy(**values)
+
+
+def test_a_snapshot_is_due_when_both_calls_and_seconds_have_passed():
+    """By default after each call."""
+    assert SnapshotPolicy().due(1, 0.0)
+    both = SnapshotPolicy(every_calls=3, every_s=10.0)
+    assert [both.due(*since) for since in ((2, 99.0), (99, 9.9), (3, 10.0))] == [False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from rayguard.errors import ConfigError
-from rayguard.testing.injector import SIGNALS, FaultInjector, PlannedFault, What, aim
+from rayguard.testing.injector import SIGNALS, FaultInjector, PlannedFault, What
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_a_fault_is_due_at_its_step_until_it_happened(victim):
     assert injector.due(4) == ()
     [fault] = injector.due(5)
     assert fault == PlannedFault(step=5, target=2, what=What.KILL_ACTOR)
-    injector.strike(fault, aim(victim.pid))
+    injector.strike(fault, psutil.Process(victim.pid))
     assert injector.due(5) == ()
 
 
@@ -36,7 +36,7 @@ def test_a_kill_kills_and_is_recorded_with_time_and_pid(victim):
     """The process is gone when strike() returns, and the record says which one and when."""
     injector = FaultInjector().kill(actor=0, call=1, what=What.KILL_CORE)
     before = time.time()
-    fired = injector.strike(injector.plan[0], aim(victim.pid))
+    fired = injector.strike(injector.plan[0], psutil.Process(victim.pid))
     assert victim.wait(10) == -signal.SIGKILL
     assert before <= fired.at <= time.time()
     assert fired.pid == victim.pid
@@ -46,7 +46,7 @@ def test_a_kill_kills_and_is_recorded_with_time_and_pid(victim):
 def test_a_frozen_process_is_stopped_not_dead(victim):
     """freeze() leaves the process there, in state T."""
     injector = FaultInjector().freeze(actor=0, call=1)
-    injector.strike(injector.plan[0], aim(victim.pid))
+    injector.strike(injector.plan[0], psutil.Process(victim.pid))
     assert psutil.Process(victim.pid).status() == psutil.STATUS_STOPPED
     assert victim.poll() is None
 
@@ -77,7 +77,7 @@ def test_what_never_fired_is_named():
 
 def test_a_pid_that_went_to_another_process_is_left_alone(victim):
     """Never a stranger: psutil remembers the start time of what was aimed at."""
-    held = aim(victim.pid)
+    held = psutil.Process(victim.pid)
     held._ident = (held.pid, held.create_time() - 100.0)  # as if the number had belonged to an older process
     injector = FaultInjector().kill(actor=0, call=1)
     with pytest.raises(psutil.NoSuchProcess):
@@ -91,7 +91,7 @@ def test_the_injector_never_strikes_itself():
     injector = FaultInjector().kill(actor=0, call=1)
     for pid in (psutil.Process().pid, 1):
         with pytest.raises(ConfigError, match="refusing"):
-            injector.strike(injector.plan[0], aim(pid))
+            injector.strike(injector.plan[0], psutil.Process(pid))
 
 
 def test_what_no_signal_can_do_is_refused(victim):
@@ -99,5 +99,5 @@ def test_what_no_signal_can_do_is_refused(victim):
     assert What.SCHEDULER_ASSERTION not in SIGNALS
     injector = FaultInjector([PlannedFault(step=1, target=0, what=What.SCHEDULER_ASSERTION)])
     with pytest.raises(ConfigError, match="not done by a signal"):
-        injector.strike(injector.plan[0], aim(victim.pid))
+        injector.strike(injector.plan[0], psutil.Process(victim.pid))
     assert victim.poll() is None

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from rayguard.actors.pool.policy import PoolPolicy
-from rayguard.actors.pool.pool import RolloutPool
-from rayguard.testing.scripted import Script, ScriptedStaff
+from rayguard.pool.pool import RolloutPool
+from rayguard.pool.values.policy import PoolPolicy
+from rayguard.testing.scripted import Script, ScriptedProvider
 from tests.benchmarks.trials.batch import Batch
 from tests.benchmarks.trials.observer import Notes, Observer, Sent
 from tests.benchmarks.trials.oracle import Question
@@ -21,7 +21,7 @@ IDS = [f"r{n}" for n in range(12)]
 @pytest.fixture
 def staff():
     """Two engines that take their time."""
-    return ScriptedStaff(Script(turn_s=0.005, weights="0-w0"))
+    return ScriptedProvider(Script(turn_s=0.005, weights="0-w0"))
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from rayguard import Sample
-from rayguard.actors.pool.request import check_sampling, fan_out
-from rayguard.actors.pool.result import Generation
 from rayguard.engine.generated import Generated
+from rayguard.pool.values.request import check_sampling, fan_out
+from rayguard.pool.values.result import Generation
 from tests.benchmarks.trials.oracle import Answer, Oracle, Question, catalog, with_stops
 from tests.benchmarks.trials.plan import Size
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from rayguard import Sample
-from rayguard.actors.pool.result import Generation
 from rayguard.engine.generated import Generated
-from rayguard.testing.witness import Seen
+from rayguard.pool.values.result import Generation
 from tests.benchmarks.trials import score
 from tests.benchmarks.trials.observer import Notes, Sent
 from tests.benchmarks.trials.oracle import Oracle, Question
 from tests.benchmarks.trials.plan import Fault, Trial
 from tests.benchmarks.trials.score import Cut, Outcome
+from tests.benchmarks.trials.witness import SeenRequest
 
 QUESTION = Question(name="greedy 0", kind="greedy", prompt="p", sampling={"temperature": 0.0})
 PENALISED = replace(QUESTION, exact=False)
@@ -99,7 +99,7 @@ def test_another_answer_is_a_problem_where_it_must_be_the_same():
 
 
 def seen(name, at, start, now):
-    return Seen(id=f"{name}-12345678", at_ns=at, start=start, now=now)
+    return SeenRequest(id=f"{name}-12345678", at_ns=at, start=start, now=now)
 
 
 def test_a_cut_is_between_two_cores():

@@ -25,9 +25,9 @@ def test_no_fault_costs_an_answer(tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     size = Size()
     run = Run(tmp_path, size, print)
-    run.perform(plan(6, 1, size), cold_starts=0)
+    run.perform(plan(4, 5, size), cold_starts=0)
     told = summary(run.outcomes, run.cold_s)
     print(json.dumps(told))
     assert [problem for outcome in run.outcomes for problem in outcome.problems] == []
-    assert told["trials"] == 6
+    assert told["trials"] == 4
     assert told["not_detected"] == 0

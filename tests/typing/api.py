@@ -8,12 +8,15 @@ import rayguard
 from rayguard import (
     Batch,
     BatchError,
+    CallLostError,
     ConfigError,
     DeadlineError,
+    EngineCallError,
     EngineHungError,
     EngineSettings,
     GaveUpError,
     Generation,
+    GroupMemberError,
     GuardPolicy,
     Incident,
     Ladder,
@@ -28,6 +31,7 @@ from rayguard import (
     RolloutMixin,
     RolloutPool,
     Sample,
+    SnapshotPolicy,
     StateLostError,
     Weights,
     WeightsError,
@@ -42,6 +46,7 @@ policy = GuardPolicy(
     engine_budget=RestartBudget(max_restarts=3, within_s=60.0),
     ladder=Ladder(rungs=("eager",)),
     probation_s=None,
+    snapshot=SnapshotPolicy(every_calls=10, every_s=30.0),
 )
 
 
@@ -51,7 +56,7 @@ class Bare:
         return x
 
 
-@guard(policy=policy, idempotent=False)
+@guard(policy=policy, state="none", idempotent=False)
 class WithOptions:
     @method(idempotent=True)
     def one(self, x: int) -> str:
@@ -72,6 +77,14 @@ def task_with_options(x: int) -> str:
 class Leaky:
     def one(self, x: int) -> int:
         return x
+
+
+@guard(state=("save", "load"))
+class Named:
+    def save(self) -> int:
+        return 1
+
+    def load(self, state: int) -> None: ...
 
 
 class Trainer(MemoryMixin):
@@ -129,10 +142,13 @@ try:
     number = bare.one(2)
 except (
     BatchError,
+    CallLostError,
     ConfigError,
     DeadlineError,
+    EngineCallError,
     EngineHungError,
     GaveUpError,
+    GroupMemberError,
     QuarantinedError,
     RecoveryTimeoutError,
     RequestError,

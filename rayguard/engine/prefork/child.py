@@ -17,10 +17,10 @@ import sys
 import threading
 from multiprocessing import context, forkserver
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 DYNAMIC_THREADS = "TORCHINDUCTOR_CPP_DYNAMIC_THREADS"
 _LOOKS, _LOOK_S = 50, 0.01
@@ -35,7 +35,7 @@ _WORKER_CPUS = {
 _harmless_threads: set[int] = set()
 
 
-def adopt(environ: dict[str, str], cpus: set[int], preparation: dict[str, Any]) -> dict[str, Any]:
+def adopt(environ: dict[str, str], cpus: set[int], preparation: dict[str, object]) -> dict[str, object]:
     """Take over the owner's present (first thing in a child), then hand on ``preparation``.
 
     Without this a child would live in the environment that the *server* was started with.
@@ -45,7 +45,7 @@ def adopt(environ: dict[str, str], cpus: set[int], preparation: dict[str, Any]) 
     os.environ.update(environ)
     os.sched_setaffinity(0, cpus)
     # What the user's own forkserver is, in this process, must not be ours.
-    own: Any = forkserver._forkserver  # noqa: SLF001
+    own = vars(forkserver)["_forkserver"]
     os.close(own._forkserver_alive_fd)  # noqa: SLF001
     own._forkserver_alive_fd = own._forkserver_address = None  # noqa: SLF001
     _fit_inductor()
@@ -102,9 +102,9 @@ class WorkerContext(context.ForkContext):
 def fork_workers() -> None:
     """Let engine cores forked from here fork their workers, wherever that is safe."""
     executor = sys.modules["vllm.v1.executor.multiproc_executor"]
-    own_way = executor.get_mp_context
+    own_way: Callable[[], context.BaseContext] = executor.get_mp_context
 
-    def get_mp_context() -> Any:
+    def get_mp_context() -> context.BaseContext:
         return WorkerContext() if _can_fork_workers() else own_way()
 
     executor.get_mp_context = get_mp_context  # type: ignore[attr-defined]

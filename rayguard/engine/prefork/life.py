@@ -21,36 +21,46 @@ import threading
 import weakref
 from multiprocessing import connection, spawn
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import psutil
 
-from rayguard.engine.prefork import child, preload
+from rayguard.engine.prefork import child
 from rayguard.engine.prefork.process import complain
+from rayguard.process.cleanup.shm import listened_to
 from rayguard.process.identity import ProcessId, mark_environment, owner_mark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MAIN = (
-    "import json, sys; told = sys.argv[1]; sys.path[:] = json.loads(told)['sys_path']; "
-    "from rayguard.engine.prefork.preload import serve; serve(told)"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1])['sys_path']; "
+    "from rayguard.engine.prefork.preload import serve; serve(sys.argv[1])"
 )
 _LONGEST_FOLDER = 100  # a socket's path has at most 107 characters
 _SHORT_FOLDER = "/tmp"  # noqa: S108 - for a private folder in it
+# Read by C code when a library is loaded, so that no Python hook sees it.
+_READ_IN_C = re.compile(r"(OMP|KMP|GOMP|MKL|PYTORCH|MALLOC|LD)_")
 # NVML and CUDA start in the child; the other is applied there.
 _FIT_IN_CHILD = frozenset({"CUDA_VISIBLE_DEVICES", child.DYNAMIC_THREADS})
 
 
-class Life:
+class _Report(TypedDict):
+    """What a server says of its preload (``preload.serve``)."""
+
+    refusal: str
+    read: list[str]
+    environ: dict[str, str]
+
+
+class ServerLife:
     """One server process, from its start to its end."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._environ = os.environ | mark_environment(owner_mark(ProcessId.me()))
         self._owner_pid = os.getpid()
-        self._report: dict[str, Any] | None = None
+        self._report: _Report | None = None
         self._report_lock = threading.Lock()
-        self._complained = False
         self.refused = False  # by its own judgement: another one would refuse too
         self._folder = _private_folder()
         self.address = f"{self._folder}/socket"
@@ -74,11 +84,11 @@ class Life:
 
     def _execute(self, modules: Sequence[str], passed: dict[str, int]) -> subprocess.Popen[bytes]:
         path = [os.fspath(entry) if entry else os.getcwd() for entry in sys.path]  # noqa: PTH109 - a string
-        told = json.dumps({**passed, "modules": modules, "sys_path": path, "folder": self._folder})
+        arguments = json.dumps({**passed, "modules": modules, "sys_path": path, "folder": self._folder})
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
         # OpenBLAS (numpy's, scipy's) starts its threads when it is loaded, unless it is to have one.
         return subprocess.Popen(
-            [os.fsdecode(spawn.get_executable()), *flags, "-c", _MAIN, told],
+            [os.fsdecode(spawn.get_executable()), *flags, "-c", _MAIN, arguments],
             env={**self._environ, "OPENBLAS_NUM_THREADS": "1"},
             pass_fds=tuple(passed.values()),
             stdin=subprocess.DEVNULL,
@@ -95,26 +105,32 @@ class Life:
         return self._owner_pid == os.getpid() and self._popen.poll() is None
 
     def refusal(self, timeout_s: float) -> str | None:
-        """Return why it does not serve, '' when it serves, None when it has not said so in time."""
+        """Return why it does not serve, '' when it serves, None when it has not said so in time.
+
+        Why it does not is logged and counted when it is heard first.
+        """
         if self._report is None and connection.wait([self._reader], timeout_s):
             with self._report_lock:
                 if self._report is None:
                     self._report = self._received()
         return None if self._report is None else self._report["refusal"]
 
-    def _received(self) -> dict[str, Any]:
+    def _received(self) -> _Report:
         try:
-            report: dict[str, Any] = json.loads(self._reader.recv_bytes())
+            report: _Report = json.loads(self._reader.recv_bytes())
         except (EOFError, OSError):
             why = f"it ended during its preload (exit code {self._popen.poll()})"
-            return {"refusal": why, "read": [], "environ": {}}
-        self.refused = bool(report["refusal"])
+            report = {"refusal": why, "read": [], "environ": {}}
+        else:
+            self.refused = bool(report["refusal"])
+        if report["refusal"]:
+            complain(f"engines are spawned, the server does not serve: {report['refusal']}")
         return report
 
     def changed(self) -> tuple[str, ...]:
         """Return the environment variables that its preload read and that are others now."""
-        now, report = os.environ, self._report or {"read": [], "environ": self._environ}
-        read = {*report["read"], *preload.read_in_c({*now, *self._environ})}
+        now, report = os.environ, self._report or _Report(refusal="", read=[], environ=self._environ)
+        read = {*report["read"], *filter(_READ_IN_C.match, {*now, *self._environ})}
         # vLLM sets some at its import, in the owner as in the server: the values before and after are right.
         ends = (self._environ, report["environ"])
         differs = {name for name in read if now.get(name) not in {end.get(name) for end in ends}}
@@ -135,14 +151,6 @@ class Life:
         """Say whether a signal stopped it: asking it to fork would take until the deadline."""
         this = ProcessId.of(self.pid)
         return this is not None and this.state() in {"T", "t"}
-
-    def complain_once(self, what: str) -> bool:
-        """Log and count ``what``, unless this life was complained about before."""
-        with self._report_lock:
-            first, self._complained = not self._complained, True
-        if first:
-            complain(what)
-        return first
 
     def children(self) -> bool:
         """Say whether an engine hangs on it."""
@@ -181,7 +189,7 @@ def _private_folder() -> str:
     prefix = f"rayguard-prefork-{Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii')[:8]}-"
     for place in {tempfile.gettempdir(), _SHORT_FOLDER}:
         for folder in Path(place).glob(f"{prefix}*"):
-            if _nobody_listens(folder / "socket"):
+            if listened_to(str(folder / "socket")) is False:
                 shutil.rmtree(folder, ignore_errors=True)
     made = tempfile.mkdtemp(prefix=prefix)
     if len(made) <= _LONGEST_FOLDER:
@@ -190,19 +198,7 @@ def _private_folder() -> str:
     return tempfile.mkdtemp(prefix=prefix, dir=_SHORT_FOLDER)
 
 
-def _nobody_listens(address: Path) -> bool:
-    """Ask with the wrong type of socket: a living server refuses that unseen, a dead one differently."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(os.fspath(address))
-        except ConnectionRefusedError:
-            return True
-        except OSError:  # EPROTOTYPE: it lives; ENOENT: it is just being made; EACCES: another user's
-            return False
-    return False
-
-
-_lives: weakref.WeakSet[Life] = weakref.WeakSet()
+_lives: weakref.WeakSet[ServerLife] = weakref.WeakSet()
 
 
 @functools.cache

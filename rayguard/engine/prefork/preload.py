@@ -13,14 +13,13 @@ import gc
 import importlib
 import json
 import os
-import re
 import shutil
 import signal
 import sys
 import threading
 from collections import deque
 from multiprocessing import connection, forkserver
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from rayguard.engine.prefork.child import device_state, fork_workers, threads
 
@@ -36,8 +35,13 @@ VLLM_MODULES = (
 TITLE = "rayguard::prefork"
 EXIT_REFUSED = 3
 
-# Read by C code when a library is loaded, so that no Python hook sees it.
-_READ_IN_C = re.compile(r"(OMP|KMP|GOMP|MKL|PYTORCH|MALLOC|LD)_")
+
+class _Arguments(TypedDict):
+    listener: int
+    alive: int
+    report: int
+    modules: list[str]
+    folder: str
 
 
 def serve(arguments: str) -> None:
@@ -46,7 +50,7 @@ def serve(arguments: str) -> None:
     ``arguments`` is JSON: ``listener``, ``alive``, ``report`` (file descriptors), ``modules`` and
     ``folder`` (holds the socket; removed at the end, whoever else is dead by then).
     """
-    told: dict[str, Any] = json.loads(arguments)
+    given: _Arguments = json.loads(arguments)
     with contextlib.suppress(ImportError):
         # Before any variable changes: later it would not find the arguments' place, and engines forked
         # from here would be called "python" for ever.
@@ -55,19 +59,19 @@ def serve(arguments: str) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     read: set[str] = set()
     try:
-        refusal = preload(told["modules"], read)
+        refusal = preload(given["modules"], read)
     except BaseException as error:  # noqa: BLE001 - whatever an import raises, the owner must be told
         refusal = f"{type(error).__name__}: {error}"
     report = {"refusal": refusal, "read": sorted(read), "environ": dict(os.environ)}
-    with connection.Connection(told["report"], readable=False) as pipe:
+    with connection.Connection(given["report"], readable=False) as pipe:
         pipe.send_bytes(json.dumps(report).encode())
     try:
         if not refusal:
-            forkserver.main(told["listener"], told["alive"], [])
+            forkserver.main(given["listener"], given["alive"], [])
     except SystemExit:
         pass  # the owner let go of the alive pipe, or died
     finally:
-        shutil.rmtree(told["folder"], ignore_errors=True)
+        shutil.rmtree(given["folder"], ignore_errors=True)
         # Not sys.exit: finalizing an interpreter with torch and vLLM in it takes a second, in which
         # the engines forked from here would go on without anybody.
         os._exit(EXIT_REFUSED if refusal else 0)
@@ -106,9 +110,9 @@ def without_collections() -> Iterator[None]:
 def _noting_lookups(read: set[str]) -> Iterator[None]:
     environ = type(os.environ)
     getitem, iterate = environ.__getitem__, environ.__iter__
-    copying: deque[Any] = deque()  # a copy of all takes each name, then each value in the same order
+    copying: deque[object] = deque()  # a copy of all takes each name, then each value in the same order
 
-    def noting_getitem(self: Any, key: Any) -> Any:
+    def noting_getitem(self: os._Environ[str], key: str) -> str:
         if copying and copying[0] == key:
             copying.popleft()
         else:
@@ -116,7 +120,7 @@ def _noting_lookups(read: set[str]) -> Iterator[None]:
             read.add(os.fsdecode(key))  # ``os.environb`` is of this class too
         return getitem(self, key)
 
-    def noting_iterate(self: Any) -> Iterator[Any]:
+    def noting_iterate(self: os._Environ[str]) -> Iterator[str]:
         copying.clear()
         for key in iterate(self):
             copying.append(key)
@@ -127,11 +131,6 @@ def _noting_lookups(read: set[str]) -> Iterator[None]:
         yield
     finally:
         environ.__getitem__, environ.__iter__ = getitem, iterate  # type: ignore[method-assign]
-
-
-def read_in_c(environ: Iterable[str]) -> set[str]:
-    """Return the names of ``environ`` that C libraries read when they are loaded."""
-    return {name for name in environ if _READ_IN_C.match(name)}
 
 
 def _import_worker() -> None:

@@ -37,6 +37,7 @@ from rayguard.engine.prefork import child
 from rayguard.recovery.tally import TALLY
 
 if TYPE_CHECKING:
+    from multiprocessing import popen_spawn_posix
     from multiprocessing.process import BaseProcess
 
 log = logging.getLogger("rayguard")
@@ -44,10 +45,6 @@ log = logging.getLogger("rayguard")
 FORK_DEADLINE_S = 15.0  # measured: 0.1 s; a machine that swaps may take long, a stopped server for ever
 SERVER_DIED = 255  # what multiprocessing reports for a child whose server can no longer tell
 _RAY_WORKER = os.path.join("ray", "_private", "workers", "default_worker.py")  # noqa: PTH118 - a suffix
-
-
-class PreforkError(RuntimeError):
-    """The server did not fork; its caller starts the process in another way."""
 
 
 class Popen(popen_forkserver.Popen):
@@ -69,7 +66,8 @@ class Popen(popen_forkserver.Popen):
         try:
             # The pid first, the data then (multiprocessing does it the other way round): had we given
             # up on a slow server after the data was out, a second engine core would come to life.
-            self.pid = self._read_pid()
+            self._wait_for(self.sentinel, select.POLLIN)
+            self.pid = forkserver.read_signed(self.sentinel)
             self._child = psutil.Process(self.pid)
             self._write(pipe, data)
         except BaseException:
@@ -83,9 +81,8 @@ class Popen(popen_forkserver.Popen):
     def _pickled(self, process_obj: BaseProcess) -> memoryview:
         preparation = spawn.get_preparation_data(process_obj.name)
         if str(preparation.get("init_main_from_path", "")).endswith(_RAY_WORKER):
-            del preparation[
-                "init_main_from_path"
-            ]  # would import Ray in each child, for no name of the user's
+            # It would import Ray in each child, for no name of the user's.
+            del preparation["init_main_from_path"]
         buffer = io.BytesIO()
         context.set_spawning_popen(self)
         try:
@@ -94,11 +91,6 @@ class Popen(popen_forkserver.Popen):
         finally:
             context.set_spawning_popen(None)
         return buffer.getbuffer()
-
-    def _read_pid(self) -> int:
-        self._wait_for(self.sentinel, select.POLLIN)
-        pid: int = forkserver.read_signed(self.sentinel)
-        return pid
 
     def _write(self, pipe: int, data: memoryview) -> None:
         os.set_blocking(pipe, False)
@@ -110,7 +102,7 @@ class Popen(popen_forkserver.Popen):
         poll = select.poll()
         poll.register(fd, event)
         if not poll.poll(max(0.0, self._until - time.monotonic()) * 1_000):
-            raise PreforkError("the server took too long to fork; is it stopped?")
+            raise TimeoutError("the server took too long to fork; is it stopped?")
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         """Return the exit code, None while the process runs.
@@ -134,7 +126,7 @@ class PreforkProcess(context.ForkServerProcess):
 
     address: str | None = None
 
-    def _Popen(self, process_obj: BaseProcess) -> Any:  # type: ignore[override]  # noqa: N802
+    def _Popen(self, process_obj: BaseProcess) -> Popen | popen_spawn_posix.Popen:  # type: ignore[override]  # noqa: N802
         address, self.address = self.address, None  # not for the child, which unpickles this object
         if address is not None and not _wants_own_executable(process_obj):
             try:
@@ -158,6 +150,11 @@ class PreforkContext(context.ForkServerContext):
         return process
 
 
+def resource_tracker_pid() -> int | None:
+    """Return the helper of multiprocessing that serves this whole process; None where there is none."""
+    return getattr(vars(resource_tracker)["_resource_tracker"], "_pid", None)
+
+
 def complain(what: str) -> None:
     """Log and count a failure of prefork; vLLM's own way is taken."""
     TALLY.guard_error("prefork")
@@ -167,10 +164,10 @@ def complain(what: str) -> None:
 class _Adopt:
     """Pickles to a call of ``adopt`` in the child, which runs before anything else is unpickled."""
 
-    def __init__(self, preparation: dict[str, Any]) -> None:
+    def __init__(self, preparation: dict[str, object]) -> None:
         self._preparation = preparation
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return child.adopt, (dict(os.environ), os.sched_getaffinity(0), self._preparation)
 
 

@@ -17,21 +17,19 @@ the owner holds.
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
-
-import psutil
+from typing import TYPE_CHECKING
 
 from rayguard.engine.prefork import preload
-from rayguard.engine.prefork.life import Life
+from rayguard.engine.prefork.life import ServerLife
 from rayguard.engine.prefork.process import PreforkContext, complain
+from rayguard.engine.vllm.patch import wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.context import BaseContext
+    from types import ModuleType
 
 
 class PreforkServer:
@@ -40,9 +38,8 @@ class PreforkServer:
     def __init__(self, modules: Sequence[str] = preload.VLLM_MODULES) -> None:
         self._modules = tuple(modules)
         self._lock = threading.Lock()
-        self._lives: list[Life] = []  # the last one serves; on older ones engines still hang
-        self._refused = False
-        weakref.finalize(self, _end_all, self._lives, os.getpid())
+        self._lives: list[ServerLife] = []  # the last one serves; on older ones engines still hang
+        weakref.finalize(self, _end_all, self._lives, 1.0)
 
     def start(self) -> None:
         """See to it that a server runs that fits the present environment; return at once.
@@ -52,12 +49,12 @@ class PreforkServer:
         """
         with self._lock:
             life = self._lives[-1] if self._lives else None
-            self._hear(life, timeout_s=0.0)
-            fits = life is not None and life.alive and not life.refusal(0.0) and not life.changed()
-            if self._refused or fits:
+            refusal = None if life is None else life.refusal(0.0)
+            fits = life is not None and life.alive and not refusal and not life.changed()
+            if fits or (life is not None and life.refused):
                 return
             try:
-                self._lives.append(Life(self._modules))
+                self._lives.append(ServerLife(self._modules))
             except Exception as error:  # noqa: BLE001 - the edge: the user's build goes on without a server
                 complain(f"the server could not be started: {error!r}")
             self._sweep()
@@ -65,24 +62,18 @@ class PreforkServer:
     def ready(self, timeout_s: float = 0.0) -> bool:
         """Say whether it can fork, waiting up to ``timeout_s`` for a preload that is under way."""
         life = self._last()
-        return self._hear(life, timeout_s) and life is not None and life.alive
+        return life is not None and life.refusal(timeout_s) == "" and life.alive
 
     @property
     def alive(self) -> bool:
         """Whether the process runs; it may still be importing."""
-        life = self._last()
-        return life is not None and life.alive
+        return self.pid is not None
 
     @property
     def pid(self) -> int | None:
         """The process, or None."""
         life = self._last()
         return life.pid if life is not None and life.alive else None
-
-    def changed(self) -> tuple[str, ...]:
-        """Return the environment variables that the preload read and that are others now."""
-        life = self._last()
-        return () if life is None else life.changed()
 
     def context(self) -> BaseContext | None:
         """Return a multiprocessing context whose processes the server forks; None when it cannot."""
@@ -98,32 +89,14 @@ class PreforkServer:
             return None
         return PreforkContext(life.address)
 
-    def rss_bytes(self) -> int:
-        """Return the resident memory of the server; pages shared with its engines count fully."""
-        return self._memory("rss")
-
-    def uss_bytes(self) -> int:
-        """Return the memory that ending the server would free now."""
-        return self._memory("uss")
-
     def stop(self, deadline_s: float = 5.0) -> None:
         """End the server, and with it the engines that were forked from it; by force at the deadline."""
         with self._lock:
-            while self._lives:
-                self._lives.pop().end(deadline_s)
+            _end_all(self._lives, deadline_s)
 
-    def _last(self) -> Life | None:
+    def _last(self) -> ServerLife | None:
         with self._lock:
             return self._lives[-1] if self._lives else None
-
-    def _hear(self, life: Life | None, timeout_s: float) -> bool:
-        """Say whether ``life`` reported that it serves; the first bad report is complained about."""
-        if life is None or self._refused:
-            return False
-        refusal = life.refusal(timeout_s)
-        if refusal and life.complain_once(f"engines are spawned, the server does not serve: {refusal}"):
-            self._refused = life.refused
-        return refusal == ""
 
     def _sweep(self) -> None:
         """End the lives that nothing needs: all but the last, once no engine hangs on them."""
@@ -131,13 +104,6 @@ class PreforkServer:
             if not life.alive or not life.children():
                 life.end(deadline_s=1.0)
                 self._lives.remove(life)
-
-    def _memory(self, kind: str) -> int:
-        pid = self.pid
-        try:
-            return 0 if pid is None else int(getattr(psutil.Process(pid).memory_full_info(), kind))
-        except psutil.Error:
-            return 0
 
 
 @contextlib.contextmanager
@@ -152,72 +118,44 @@ def installed(server: PreforkServer, *, wait_s: float = 0.0) -> Iterator[bool]:
         with contextlib.suppress(Exception):  # whoever uses it then says what is wrong
             _imported()  # takes as long as the preload under way
     context = server.context() if server.ready(wait_s) else None
-    patched = context is not None and _patch.apply()
+    patched = context is not None and _patched()
     before, _building.context = getattr(_building, "context", None), context if patched else None
     try:
         yield patched
     finally:
         _building.context = before
-        if patched:
-            _patch.undo()
         server.start()  # the first build of a process changes its environment: be ready for the next
 
 
-class _Patch:
-    """vLLM's ``get_mp_context``, replaced while at least one build goes on."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._builds = 0
-        self._own: Any = None
-        self._ours: Any = None
-
-    def apply(self) -> bool:
-        try:
-            utils = _imported()
-            with self._lock:
-                if self._builds == 0:
-                    self._own = utils.get_mp_context
-                    self._ours = utils.get_mp_context = _choosing(self._own)
-                self._builds += 1
-        except Exception as error:  # noqa: BLE001 - the edge: unknown vLLM internals must not stop a build
-            complain(f"this vLLM cannot be told to fork its engine core: {error!r}")
-            return False
-        return True
-
-    def undo(self) -> None:
-        utils = _imported()
-        with self._lock:
-            self._builds -= 1
-            # Unless someone patched over ours: it then stays below theirs, and chooses nothing.
-            if self._builds == 0 and utils.get_mp_context is self._ours:
-                utils.get_mp_context = self._own
+def _patched() -> bool:
+    """Let vLLM ask us which context to use; once, for good: who builds without a server gets vLLM's own."""
+    try:
+        wrap(_imported(), "get_mp_context", _chosen)
+    except Exception as error:  # noqa: BLE001 - the edge: unknown vLLM internals must not stop a build
+        complain(f"this vLLM cannot be told to fork its engine core: {error!r}")
+        return False
+    return True
 
 
-def _imported() -> Any:
+def _imported() -> ModuleType:
     """Return the module of vLLM that starts its engine cores; the first time this imports all of vLLM."""
     with preload.without_collections():
         from vllm.v1.engine import utils  # noqa: PLC0415 - vLLM is optional, and costs 10 s
 
-    return utils
+    imported: ModuleType = utils
+    return imported
 
 
-def _choosing(own: Any) -> Any:
-    @functools.wraps(own)
-    def get_mp_context() -> BaseContext:
-        # Asked in any case: it passes Ray's address on to the children, and syncs ROCm's variables.
-        own_context: BaseContext = own()
-        chosen: BaseContext | None = getattr(_building, "context", None)
-        return own_context if chosen is None else chosen
-
-    return get_mp_context
+def _chosen(own: Callable[[], BaseContext]) -> BaseContext:
+    # Asked in any case: it passes Ray's address on to the children, and syncs ROCm's variables.
+    own_context = own()
+    chosen: BaseContext | None = getattr(_building, "context", None)
+    return own_context if chosen is None else chosen
 
 
-def _end_all(lives: list[Life], owner_pid: int) -> None:
-    """At the end of the server object or the interpreter; not in a process forked from the owner."""
-    while lives and owner_pid == os.getpid():
-        lives.pop().end(deadline_s=1.0)
+def _end_all(lives: list[ServerLife], deadline_s: float) -> None:
+    while lives:
+        lives.pop().end(deadline_s)
 
 
-_patch = _Patch()
 _building = threading.local()

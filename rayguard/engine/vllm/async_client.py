@@ -4,33 +4,73 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from rayguard.engine.vllm.client import PUT_DOWN_S, HealingClient
+from rayguard.engine.vllm.door.core_calls import wake
+from rayguard.engine.vllm.kept.condition import replay_async
+from rayguard.errors import ConfigError, WeightsError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from rayguard.engine.protocol import Carried, Verdicts
-    from rayguard.engine.vllm.asking import Asked
+    from rayguard.engine.vllm.canary_answer import CanaryQuestion
+    from rayguard.engine.vllm.interfaces import EngineCoreClient, EngineCoreOutputs, EngineCoreRequest
+
+T = TypeVar("T")
 
 
 class AsyncHealingClient(HealingClient):
     """In place of ``AsyncMPClient`` under an ``AsyncLLM``. Lives on the loop that first used it."""
 
     loop: asyncio.AbstractEventLoop | None = None
-    asked: Asked | None = None  # a question of ours that is on its way
+    _thread = ""  # that the loop ran in
+    question: CanaryQuestion | None = None  # of ours that is on its way
 
     def bind(self) -> None:
-        """Remember the loop that the frontend runs on; vLLM's sockets and queues belong to it."""
-        if self.loop is None:
-            self.loop = asyncio.get_running_loop()
+        """Remember the loop that the frontend runs on; vLLM's sockets and queues belong to it.
 
-    async def _healed(self, error: Exception, core: Any) -> None:
+        Raises:
+            ConfigError: Another loop runs here.
+        """
+        running = asyncio.get_running_loop()
+        if self.loop is None:
+            with self._taking_over:  # a core that takes over while nobody waits must see who begins to
+                self.loop, self._thread = running, threading.current_thread().name
+        elif self.loop is not running:
+            state = "is closed" if self.loop.is_closed() else f"runs in thread {self._thread}"
+            raise ConfigError(
+                f"an AsyncLLM belongs to the event loop that used it first, and that {state}: {self.loop!r}. "
+                f"It was used from another one in thread {threading.current_thread().name}: {running!r}. "
+                "Use it from one loop alone: methods of one concurrency group of an async actor share one, "
+                "and each asyncio.run makes a new one"
+            )
+
+    def __getattr__(self, name: str) -> object:
+        """Pass the call on, on its own loop: whoever waits for its answer is woken there."""
+        if name.endswith("_async"):
+            with contextlib.suppress(RuntimeError):  # no loop runs here
+                self.bind()
+        return super().__getattr__(name)
+
+    def adopt_unused(self, core: EngineCoreClient) -> bool:
+        """Go on with ``core`` if nothing was ever asked, or nobody can wait any more; from any thread."""
+        with self._taking_over:
+            unused = self.loop is None or self.loop.is_closed()
+            if unused:
+                self.go_to(core)
+            return unused
+
+    async def _healed(self, error: Exception, core: EngineCoreClient) -> None:
         # Shielded: a caller that is cancelled must not cancel the recovery that others wait for.
         healed = asyncio.shield(asyncio.wrap_future(self._report(error, core)))
         await asyncio.wait_for(healed, self.patience_s)
 
-    async def get_output_async(self) -> Any:
+    async def get_output_async(self) -> EngineCoreOutputs:
         """Return the next outputs; across the death of a core, from the next one."""
         self.bind()
         self._in_hand = False
@@ -38,7 +78,7 @@ class AsyncHealingClient(HealingClient):
             self.inflight.save_if_due(self._requests)
             if self._ready:
                 self._in_hand = True
-                return self._made_here()
+                return self._own_outputs()
             core = self.core
             try:
                 outputs = await core.get_output_async()
@@ -47,73 +87,131 @@ class AsyncHealingClient(HealingClient):
                 continue
             if core is not self.core:
                 continue  # too late: its successor makes these tokens again
-            if self.asked is not None:
-                self.asked.take(outputs)
+            if self.question is not None:
+                self.question.take(outputs)
             self._in_hand = True
-            if self._see(outputs):
+            if self._received(outputs):
                 for request in self._next_suspect():
                     with contextlib.suppress(Exception):  # a dead core: the next get_output says so
-                        await core.add_request_async(request)
+                        await self._hand_over(request, core)
             return outputs
 
-    async def add_request_async(self, request: Any) -> None:
-        """Book the request and send it."""
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        """Book the request and send it.
+
+        Raises:
+            VLLMValidationError: It cannot be sent to an engine; nothing is booked for it.
+        """
         self.bind()
-        sent = self._take(request)
-        core = self.core
+        try:
+            await self._add(request)
+        except BaseException:  # also of a caller that was cancelled: nobody waits for the request
+            await self.abort_requests_async(self._undo(request))
+            raise
+
+    async def _add(self, request: EngineCoreRequest) -> None:
+        self._door.let_in(request, self.core)
+        sent, core = self._accepted(request), self.core
         if sent is None:
             return
         try:
             await core.add_request_async(sent)
-        except Exception as error:  # noqa: BLE001 - a dead core; the next one gets it with the others
+        except Exception as error:  # its own fault; or a dead core, and the next one gets it with the others
+            refusal = self._door.own_fault(sent, core)
+            if refusal is not None:
+                raise refusal from error
             await self._healed(error, core)
+
+    def _call(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
+        if not name.endswith("_async"):
+            return function
+
+        @functools.wraps(function)
+        async def call(*args: object, **kwargs: object) -> object:
+            while True:
+                core = self.core
+                try:
+                    return await self._method(core, name)(*args, **kwargs)
+                except Exception as error:
+                    if not self._made_again(name, args, error, core):
+                        raise
+                    await self._healed(error, core)
+
+        return call
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Forget the requests, and tell the core if it lives."""
-        self._forget(request_ids)
+        following = self._forget(request_ids)
         if request_ids:
             with contextlib.suppress(Exception):  # a dead core has nothing left to abort
+                self.bind()
                 await self.core.abort_requests_async(request_ids)
+        for request in following:
+            with contextlib.suppress(Exception):  # a dead core: the next get_output says so
+                await self._hand_over(request, self.core)
 
-    async def adopt(self, core: Any, verdicts: Verdicts) -> Carried:
+    async def adopt(self, core: EngineCoreClient, verdicts: Verdicts) -> Carried:
         """Go on with ``core``, on the frontend's loop."""
+        await replay_async(self.kept, core)
         until = time.monotonic() + PUT_DOWN_S
         while self._in_hand and self._requests and time.monotonic() < until:  # noqa: ASYNC110 - a flag of ours
             await asyncio.sleep(0)  # vLLM's output handler lets others run between parts of one batch
         send, carried = self._plan(verdicts)
         # In the same turn: what comes from now on goes to this core, and the one before is heard no more.
-        self.core = core
+        self.go_to(core)
         for request in send:
             if request.request_id in self._requests:  # not aborted meanwhile
-                await core.add_request_async(request)
+                await self._hand_over(request, core)
         return carried
 
-    async def ask(self, question: Asked, deadline_s: float, *, room: int) -> None:
+    async def _hand_over(self, request: EngineCoreRequest, core: EngineCoreClient) -> None:
+        try:
+            await core.add_request_async(request)
+        except Exception:
+            if not self._end_unsent(request, core):
+                raise
+            for following in self._forget((request.request_id,)):
+                await self._hand_over(following, core)
+
+    async def ask(self, question: CanaryQuestion, deadline_s: float, *, room: int) -> None:
         """Let the core answer beside what runs; not where ``room`` requests do: it would wait behind others.
 
         Raises:
             TimeoutError: The deadline passed.
         """
-        if self.asked is not None or len(self._requests) >= room:
+        if self.question is not None or len(self._requests) >= room:
             return
-        self.asked, core = question, self.core
+        self.question, core = question, self.core
         try:
             await core.add_request_async(question.request)
             await asyncio.wait_for(question.ended.wait(), deadline_s)
         finally:
-            self.asked = None
+            self.question = None
             if not question.ended.is_set():
                 with contextlib.suppress(Exception):  # a dead core has nothing left to abort
                     await core.abort_requests_async([question.id])
 
-    def interrupt(self, error: Exception) -> None:
-        """Wake whoever waits for the current core. From any thread."""
+    def interrupt(self, error: Exception, core: EngineCoreClient | None = None) -> None:
+        """Wake whoever waits for ``core``, by default the current one. From any thread."""
+        self._interrupts.append(error)
         if self.loop is not None and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._interrupt, self.core, error)
+            self.loop.call_soon_threadsafe(wake, core or self.core, error)
 
-    @staticmethod
-    def _interrupt(core: Any, error: Exception) -> None:
-        for waiting in list(core.utility_results.values()):
-            if not waiting.done():
-                waiting.set_exception(error)
-        core.outputs_queue.put_nowait(error)
+
+def run_on(
+    loop: asyncio.AbstractEventLoop | None, call: Coroutine[object, object, T], deadline_s: float
+) -> T:
+    """Run ``call`` on ``loop``, from another thread.
+
+    Raises:
+        WeightsError: There is no loop yet.
+        TimeoutError: The deadline passed.
+    """
+    if loop is None:
+        call.close()
+        raise WeightsError("an AsyncLLM takes weights only once its event loop runs: use it first")
+    running = asyncio.run_coroutine_threadsafe(call, loop)
+    try:
+        return running.result(deadline_s)
+    finally:
+        running.cancel()  # a loop that stood still must not do it later, unasked

@@ -9,126 +9,105 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from typing_extensions import override
 
-from rayguard.engine import remains
-from rayguard.engine.bounded import bounded
-from rayguard.engine.protocol import Carried, Engine, EngineProcess, Progress
-from rayguard.engine.vllm import asking
-from rayguard.engine.vllm.async_client import AsyncHealingClient
-from rayguard.engine.vllm.doing import Doing
-from rayguard.engine.vllm.ending import let_go
-from rayguard.engine.vllm.exact import exactness
-from rayguard.engine.vllm.receiver import install_receiver
+from rayguard.engine.deadline import bounded
+from rayguard.engine.protocol import SERVING, Carried, Engine, EngineProcess, Progress, Standing
+from rayguard.engine.vllm import built_with, canary_request, weight_push
+from rayguard.engine.vllm.arguments import refuse_ray_executor
+from rayguard.engine.vllm.async_client import AsyncHealingClient, run_on
+from rayguard.engine.vllm.canary_answer import read
+from rayguard.engine.vllm.client_teardown import let_go
+from rayguard.engine.vllm.core_activity import CoreActivity, processes_of
+from rayguard.engine.vllm.exact.claims import exactness
+from rayguard.engine.vllm.receiver import ASK, install_receiver
 from rayguard.engine.vllm.sync_client import SyncHealingClient, send_one_at_a_time
+from rayguard.engine.weights.changes import WeightChanges
 from rayguard.engine.weights.spill import sendable
-from rayguard.engine.weights.version import WeightReceipt
-from rayguard.errors import RecoveryTimeoutError, WeightsError
-from rayguard.faults.fault import ProcessExit, Role
-from rayguard.process.identity import ProcessId
-from rayguard.process.tree import descendants, end
+from rayguard.faults.fault import ProcessExit
+from rayguard.harmless import harmless
+from rayguard.home import home
+from rayguard.process.cleanup import belongings, reaper
+from rayguard.process.tree import end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
-    from concurrent.futures import Future
 
-    from rayguard.engine.protocol import Verdicts
+    from rayguard.engine.protocol import Report, Verdicts
     from rayguard.engine.vllm.inflight import InFlight
+    from rayguard.engine.vllm.interfaces import LLM, EngineCoreClient, LLMEngine
     from rayguard.engine.weights.canary import Canary
-    from rayguard.engine.weights.version import Weights
+    from rayguard.engine.weights.layout import Layout
+    from rayguard.engine.weights.version import WeightReceipt, Weights
 
-    Report = Callable[[Exception, Any], Future[None]]
+T = TypeVar("T")
 
 _SENT_AS_BYTES = 64 << 20
 _BESIDE_S = 10.0  # for a canary while callers may wait
 _IN_TIME_S = 1.0  # for a loop to say that a deadline passed
-_ASK = ("rayguard_weights", None, (), None)
-_kept: list[Any] = []  # frontends that must not be garbage-collected (see close)
-_FACTS = (
-    (
-        "scheduler_config",
-        ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill"),
-    ),
-    ("model_config", ("max_model_len", "enforce_eager")),
-    ("cache_config", ("gpu_memory_utilization", "enable_prefix_caching")),
-)
-
-
-def is_vllm(built: object) -> bool:
-    """Say whether ``built`` is a frontend that this adapter understands."""
-    kind = type(built)
-    return kind.__module__.partition(".")[0] == "vllm" and (
-        hasattr(built, "llm_engine") or (hasattr(built, "engine_core") and hasattr(built, "output_processor"))
-    )
-
-
-def accepted_arguments() -> frozenset[str]:
-    """Return the argument names that the installed vLLM's engine takes."""
-    from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 - seconds of import, only where it runs
-
-    return frozenset(f.name for f in dataclasses.fields(AsyncEngineArgs))
-
-
-def check_arguments(kwargs: Mapping[str, Any]) -> None:
-    """Let the installed vLLM check engine arguments without building an engine.
-
-    Raises:
-        Exception: Whatever vLLM raises for them (pydantic's ValidationError, TypeError, ValueError).
-    """
-    from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415
-
-    known = accepted_arguments()
-    AsyncEngineArgs(**{k: v for k, v in kwargs.items() if k in known}).create_engine_config()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Frontend:
-    """What outlives a core: the object that the user holds, and the stand-in for its core client."""
-
-    handle: Any  # the AsyncLLM or LLM
-    engine: Any  # the AsyncLLM, or the LLM's LLMEngine: what has ``engine_core`` and ``output_processor``
-    client: AsyncHealingClient | SyncHealingClient
+_kept: list[object] = []  # frontends that must not be garbage-collected (see close)
 
 
 class VllmEngine(Engine):
     """One life of a vLLM engine."""
 
     def __init__(
-        self, built: Any, report: Report, *, mark: str, patience_s: float, predecessor: Engine | None
+        self,
+        built: LLM | LLMEngine,
+        report: Report,
+        *,
+        mark: str,
+        patience_s: float,
+        predecessor: Engine | None,
     ) -> None:
         self._built = built  # kept: its finalizer would shut the core down
         self._report = report
         self._mark = mark
         self._patience_s = patience_s
-        self._is_async = not hasattr(built, "llm_engine")
-        self._own = built if self._is_async else built.llm_engine
-        self.core = self._own.engine_core
+        self._is_async = not (hasattr(built, "llm_engine") or hasattr(built, "step"))  # of an ``LLMEngine``
+        self._own = built.llm_engine if hasattr(built, "llm_engine") else built
+        self.core: EngineCoreClient = self._own.engine_core
+        refuse_ray_executor(self._own)
         send_one_at_a_time(type(self.core))
-        self._doing = Doing(self.core)
+        self._activity = CoreActivity(self.core)
         self._version = ""  # of the weights that were pushed last
-        self.frontend: Frontend | None = None
-        if isinstance(predecessor, VllmEngine) and predecessor.is_async == self._is_async:
-            self.frontend = predecessor.frontend
+        self._changes = WeightChanges()
+        # What outlives a core: the object that the user holds, its engine, the stand-in for its core.
+        self._handle: object = built
+        self.front = self._own
+        self.client: AsyncHealingClient | SyncHealingClient | None = None
+        old = predecessor if isinstance(predecessor, VllmEngine) else None
+        if old is not None and old.client is not None and old.is_async == self._is_async:
+            self._handle, self.front, self.client = old.handle, old.front, old.client
         manager = getattr(getattr(self.core, "resources", None), "engine_manager", None)
         self._cores = tuple(getattr(manager, "processes", ()))
         if not self._cores:  # it runs in this process, where no plugin was asked for
             install_receiver()
-        self._known = self._look()
-        remains.note(known.process for known in self._known)
+        self._known = processes_of(self._cores)
+        with harmless("shm"):  # before it serves: what it is given later is not its own
+            belongings.note([known.process for known in self._known], home())
 
     @property
     @override
-    def handle(self) -> Any:
-        return self._built if self.frontend is None else self.frontend.handle
+    def handle(self) -> object:
+        return self._handle
 
     @property
     @override
     def is_async(self) -> bool:
         return self._is_async
+
+    @property
+    @override
+    def one_thread(self) -> bool:
+        return not self._is_async
+
+    @override
+    def left(self, error: BaseException) -> None:
+        if isinstance(self.client, SyncHealingClient):
+            self.client.left(error)
 
     @property
     @override
@@ -138,37 +117,25 @@ class VllmEngine(Engine):
     @property
     @override
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        client = None if self.frontend is None else self.frontend.client
-        return client.loop if isinstance(client, AsyncHealingClient) else None
-
-    @property
-    @override
-    def heals(self) -> bool:
-        return True
+        return self.client.loop if isinstance(self.client, AsyncHealingClient) else None
 
     @property
     def inflight(self) -> InFlight | None:
         """The requests in flight on the frontend, for who keeps their tokens elsewhere."""
-        return None if self.frontend is None else self.frontend.client.inflight
+        return None if self.client is None else self.client.inflight
+
+    @property
+    @override
+    def frontend(self) -> object:
+        return self._handle if self._serves() else self._built
 
     @override
-    def facts(self) -> Mapping[str, Any]:
-        config, found = self._own.vllm_config, {}
-        for part, names in _FACTS:
-            for name in names:
-                value = getattr(getattr(config, part, None), name, None)
-                if value is not None:
-                    found[name] = value
-        return found
+    def facts(self) -> Mapping[str, object]:
+        return built_with.facts(self._own.vllm_config)
 
-    def _look(self) -> tuple[EngineProcess, ...]:
-        found: list[EngineProcess] = []
-        for core in self._cores:
-            process = ProcessId.of(core.pid)
-            if process is not None:
-                found.append(EngineProcess(Role.ENGINE_CORE, process))
-                found.extend(EngineProcess(Role.ENGINE_WORKER, child) for child in descendants(process))
-        return tuple(found)
+    @override
+    def layout(self) -> Layout:
+        return built_with.layout(self._own.vllm_config)
 
     @override
     def processes(self) -> tuple[EngineProcess, ...]:
@@ -185,31 +152,37 @@ class VllmEngine(Engine):
 
     @override
     def progress(self) -> Progress:
-        return Progress() if self.frontend is None else self.frontend.client.progress()
+        return Progress() if self.client is None else self.client.progress()
 
     @override
     def closely(self) -> Progress:
-        client = None if self.frontend is None else self.frontend.client
-        return Progress() if client is None else self._doing.add_to(client.progress(), client)
+        return self.progress() if self.client is None else self._activity.add_to(self.progress(), self.client)
+
+    @override
+    def standing(self) -> Standing:
+        found = SERVING if self.client is None else self.client.kept.standing()
+        asked = getattr(self.core, "utility_results", {}).values() if found is SERVING else ()
+        return Standing(state="in a call") if any(not call.done() for call in list(asked)) else found
 
     @override
     def interrupt(self, error: Exception) -> None:
-        if self.frontend is not None:
-            self.frontend.client.interrupt(error)
+        if self.client is not None:
+            self.client.interrupt(error)
 
     @override
     def close(self, *, polite_s: float, force_s: float) -> tuple[EngineProcess, ...]:
         if polite_s > 0:
             with contextlib.suppress(Exception):  # the polite part may fail in any way; force follows
                 bounded(lambda: self.core.shutdown(timeout=polite_s), polite_s + 1.0)
-        everyone = {known.process: known for known in (*self._known, *self._look())}
+        everyone = {known.process: known for known in (*self._known, *processes_of(self._cores))}
         left = end(tuple(everyone), polite_s=0.0, force_s=force_s, mark=self._mark)
         loop = self.loop
         waits = not self._is_async or (loop is not None and loop.is_running())
         if not waits:  # its sockets close on their loop; collected before, they wait for ever in __del__
             _kept.append(self._built)
         let_go(self.core, force_s, waits=waits)
-        remains.free(everyone)
+        with harmless("shm"):  # Ray and vLLM leave it to the end of the owner: each killed core would leak
+            reaper.free_after(tuple(everyone), home())
         return tuple(everyone[process] for process in left)
 
     @override
@@ -218,113 +191,108 @@ class VllmEngine(Engine):
 
     @override
     def push(self, weights: Weights, *, deadline_s: float) -> Sequence[WeightReceipt]:
-        try:
-            # Large ones go through shared memory: three times faster than through the engine's sockets.
-            with sendable(weights, limit_bytes=_SENT_AS_BYTES) as sent:
-                arguments = (sent.payload, sent.path, sent.version, sent.digest)
-                receipts = self._push(arguments, deadline_s)
-        except (TimeoutError, FutureTimeoutError) as late:  # two types before Python 3.11
-            raise RecoveryTimeoutError(
-                f"pushing weights {weights.version!r} took over {deadline_s:.0f} s"
-            ) from late
+        # Large ones go through shared memory: three times faster than through the engine's sockets.
+        client = self.client if self._serves() else None
+        touched = contextlib.nullcontext() if client is None else client.own_calls.pushing()
+        with (
+            touched,
+            weight_push.told(weights, deadline_s),
+            sendable(weights, limit_bytes=_SENT_AS_BYTES) as sent,
+        ):
+            answers = self._push(sent, deadline_s)
         self._version = weights.version
-        if self.frontend is not None and self._serves():
-            self.frontend.client.weight_version = weights.version
-        return [WeightReceipt(**receipt) for receipt in receipts]
+        if client is not None:
+            client.weight_version = weights.version
+        return weight_push.receipts(answers)
+
+    @override
+    def replay(self, push: Callable[[Any], object], *, deadline_s: float) -> object:
+        if not self._is_async:
+            return super().replay(push, deadline_s=deadline_s)
+        return self._on_loop(weight_push.replayed(push, self.frontend), deadline_s)
 
     @override
     def receipts(self, *, deadline_s: float) -> Sequence[WeightReceipt]:
         # An engine in this very process has no border at which changes would be seen.
-        if self.frontend is None or not self._cores or (self._serves() and self.frontend.client.touched):
+        if self.client is None or not self._cores or (self._serves() and self.client.own_calls.touched):
             return ()
         if not self._is_async:
-            answers = bounded(lambda: self.core.collective_rpc(*_ASK), deadline_s)
+            answers = bounded(lambda: self.core.collective_rpc(ASK, None, (), None), deadline_s)
         else:
-            answers = self._on_loop(self.core.collective_rpc_async(*_ASK), deadline_s)
-        return [WeightReceipt(**answer) for answer in answers]
+            answers = self._on_loop(self.core.collective_rpc_async(ASK, None, (), None), deadline_s)
+        return weight_push.receipts(answers)
 
     @override
-    def canary(self, *, deadline_s: float) -> Canary | None:
-        # Where no caller wants log-probabilities, a core would compile for seconds to tell them to us alone.
-        if self.frontend is None or not self.frontend.client.logprobs or self._doing.paused:
+    def canary(self, *, deadline_s: float, closely: bool = False) -> Canary | None:
+        if self.client is None or self._activity.paused:
             return None
-        question = asking.asked(self._own.vllm_config)
+        # Where no caller wants log-probabilities, a core would compile for seconds to tell them to us alone.
+        logprobs = closely or self.client.logprobs
+        question = canary_request.question_for(self._own.vllm_config, logprobs=logprobs)
         if question is None:
             return None
-        frontend = self.frontend if self._serves() else None  # None: nobody reads from this core yet
-        deadline_s = deadline_s if frontend is None else min(deadline_s, _BESIDE_S)
+        client = self.client if self._serves() else None  # None: nobody reads from this core yet
+        deadline_s = deadline_s if client is None else min(deadline_s, _BESIDE_S)
         if self._is_async:
-            self._on_loop(asking.on_loop(self.core, frontend, question, deadline_s), deadline_s + _IN_TIME_S)
+            asking = canary_request.ask_on_loop(self.core, self.front, client, question, deadline_s)
+            self._on_loop(asking, deadline_s + _IN_TIME_S)
+        elif isinstance(client, SyncHealingClient):
+            client.ask(question, deadline_s)
         else:
-            asking.here(self.core, frontend, question, deadline_s)
+            read(self.core, question, deadline_s)
         return question.answer()
 
-    def _push(self, arguments: tuple[Any, ...], deadline_s: float) -> Any:
-        if self.frontend is not None and self._serves():
-            self.frontend.client.touched = False
-        if not self._is_async:
-            return bounded(lambda: self._push_sync(arguments), deadline_s)
-        return self._on_loop(self._push_async(arguments), deadline_s)
+    def _push(self, weights: Weights, deadline_s: float) -> Sequence[Mapping[str, object]]:
+        if self._is_async:
+            return self._on_loop(weight_push.push_async(self.core, weights), deadline_s)
+        return bounded(lambda: weight_push.push(self.core, weights), deadline_s)
 
-    def _on_loop(self, call: Coroutine[Any, Any, Any], deadline_s: float) -> Any:
-        loop = self.loop
-        if loop is None:
-            call.close()
-            raise WeightsError("an AsyncLLM takes weights only once its event loop runs: use it first")
-        asked = asyncio.run_coroutine_threadsafe(call, loop)
-        try:
-            return asked.result(deadline_s)
-        finally:
-            asked.cancel()  # a loop that stood still must not do it later, unasked
+    def _on_loop(self, call: Coroutine[object, object, T], deadline_s: float) -> T:
+        return run_on(self.loop, call, deadline_s)
 
     def _serves(self) -> bool:
         """Say whether what the user calls reaches this core; not while it is a standby or still to come."""
-        return self.frontend is not None and self.frontend.client.core is self.core
-
-    def _push_sync(self, arguments: tuple[Any, ...]) -> Any:
-        receipts = self.core.collective_rpc("rayguard_load_weights", None, arguments, None)
-        self.core.reset_prefix_cache()  # what is cached was computed with other weights
-        self.core.set_weight_version(arguments[2])
-        return receipts
-
-    async def _push_async(self, arguments: tuple[Any, ...]) -> Any:
-        core = self.core
-        await core.pause_scheduler_async(mode="keep", clear_cache=False)
-        receipts = await core.collective_rpc_async("rayguard_load_weights", None, arguments, None)
-        await core.reset_prefix_cache_async(reset_running_requests=True)
-        await core.set_weight_version_async(arguments[2])
-        await core.resume_scheduler_async()
-        return receipts
+        return self.client is not None and self.client.core is self.core
 
     @override
     def serve(self, verdicts: Verdicts, *, deadline_s: float) -> Carried:
-        if self.frontend is None:
+        client = self.client
+        if client is None:
             kind = AsyncHealingClient if self._is_async else SyncHealingClient
             client = kind(self.core, self._own.output_processor, self._report, self._patience_s)
             client.exact = exactness(self._known, self._own.vllm_config)
-            self._own.engine_core = client
-            self.frontend = Frontend(self._built, self._own, client)
+            client.own_calls.changes = self._changes
+            self._own.engine_core = cast("EngineCoreClient", client)  # which passes all else through
+            self.client = client
             return Carried()
         # The frontend keeps its tokenizer and its queues; it is only told what the new core was built with.
-        self.frontend.engine.vllm_config = self._own.vllm_config
-        client = self.frontend.client
-        client.touched = False  # of the core before this one
+        self.front.vllm_config = self._own.vllm_config
+        # Of the core before this one; that is put to sleep too, weights and all.
+        client.own_calls.touched = client.kept.standing().state == "asleep"
         client.weight_version = self._version
         client.exact = exactness(self._known, self._own.vllm_config)  # of the core that takes over now
+        before = client.core
         if isinstance(client, SyncHealingClient):
-            return client.adopt(self.core, verdicts)
-        if client.loop is None:  # never used: nothing waits, nothing belongs to a loop yet
-            client.core = self.core
+            carried = bounded(lambda: client.adopt(self.core, verdicts), deadline_s)
+        elif client.adopt_unused(self.core) or client.loop is None:
             return Carried()
-        adopting = asyncio.run_coroutine_threadsafe(client.adopt(self.core, verdicts), client.loop)
-        return adopting.result(deadline_s)
+        else:
+            adopting = asyncio.run_coroutine_threadsafe(client.adopt(self.core, verdicts), client.loop)
+            carried = adopting.result(deadline_s)
+        # Once more: a call that came after the core before this one was interrupted waits for it still.
+        client.interrupt(RuntimeError("the engine that this call was made on has died"), before)
+        return carried
+
+    @override
+    def follow(self, changes: WeightChanges) -> None:
+        self._changes = changes
 
     def bind(self) -> None:
         """Take the running loop as the one that the frontend lives on."""
-        if self.frontend is not None and isinstance(self.frontend.client, AsyncHealingClient):
-            self.frontend.client.bind()
+        if isinstance(self.client, AsyncHealingClient):
+            self.client.bind()
 
     @override
     def give_up(self) -> None:
-        if self.frontend is not None:
-            self.frontend.client.given_up = True
+        if self.client is not None:
+            self.client.given_up = True

@@ -1,7 +1,7 @@
 """The requests in flight on one vLLM frontend: their tokens to whoever keeps them, and back from there.
 
 The frontend itself outlives its engine's core. What must outlive the frontend's process too is read off
-every few engine steps (``tap``) and handed to *keepers*: the token log, and the pool that the actor serves.
+every few engine steps (``output_state``) and handed to *keepers*: the token log, and the actor's pool.
 A request that comes back with tokens from such a keeper goes on from them.
 
 Measured on the tiny model at 10 k tokens/s: see ``tests/benchmarks/bench_throughput.py``.
@@ -14,17 +14,17 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rayguard.engine.continuation import drift
-from rayguard.engine.vllm import tap
-from rayguard.recovery.harmless import counted, harmless
+from rayguard.engine.continuation import Exact, drift
+from rayguard.engine.vllm import output_state
+from rayguard.harmless import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from rayguard.engine.continuation import Exact
     from rayguard.engine.generated import Generated
+    from rayguard.engine.vllm.interfaces import EngineCoreOutput, EngineCoreRequest, OutputProcessor
 
 # Of one request. With the step or two that are on their way, the death of its process loses 16 at most.
 UNSAVED_TOKENS = 12
@@ -53,7 +53,7 @@ class Keeper(Protocol):
 
 
 @dataclass(slots=True)
-class Note:
+class RequestNote:
     """What happened to one request: where it was cut, how it drifted, why it had to begin afresh."""
 
     cuts: list[int] = field(default_factory=list)
@@ -64,12 +64,12 @@ class Note:
 class InFlight:
     """What is in flight on one frontend. All methods on the frontend's thread."""
 
-    def __init__(self, processor: Any) -> None:
+    def __init__(self, processor: OutputProcessor) -> None:
         self._processor = processor
         self.keepers: list[Keeper] = []
         self._read: dict[str, int] = {}  # internal id -> tokens that the keepers have
         self._begun: dict[str, str] = {}  # internal id -> the id by which keepers know it
-        self._notes: dict[str, Note] = {}
+        self._notes: dict[str, RequestNote] = {}
         self._priors: dict[str, Generated] = {}
         self._left: dict[str, tuple[str, Generated]] = {}
         self._left_until = 0.0
@@ -84,11 +84,11 @@ class InFlight:
         """Tell ``keeper`` of what is in flight from now on."""
         self.keepers.append(keeper)
 
-    def follow(self, request_id: str, prior: Generated | None = None) -> Note:
+    def follow(self, request_id: str, prior: Generated | None = None) -> RequestNote:
         """Announce a request that is about to be made, with what is there of it; return its notes to come."""
         if prior is not None and len(prior):
             self._priors[request_id] = prior
-        return self._notes.setdefault(request_id, Note())
+        return self._notes.setdefault(request_id, RequestNote())
 
     def unfollow(self, request_id: str) -> None:
         """Forget an announced request."""
@@ -100,7 +100,7 @@ class InFlight:
         self._left.update(found)
         self._left_until = time.monotonic() + _LEFT_S
 
-    def prior_of(self, request: Any, version: str) -> Generated | None:
+    def prior_of(self, request: EngineCoreRequest, version: str) -> Generated | None:
         """Return what is there of a request that comes in, if it is of the weights in use; only once."""
         if not self._priors and not self._left:
             return None
@@ -120,7 +120,7 @@ class InFlight:
 
     # -- what happens here
 
-    def began(self, request: Any) -> None:
+    def began(self, request: EngineCoreRequest) -> None:
         """Note a request that has come in."""
         if not self.keepers:
             return
@@ -131,14 +131,14 @@ class InFlight:
             with harmless("token_log"):
                 keeper.begin(name, fingerprint)
 
-    def cut(self, request: Any, tokens: int, exact: Exact) -> None:
+    def cut(self, request: EngineCoreRequest, tokens: int, exact: Exact) -> None:
         """Note that a request goes on with another core, which is as ``exact``, after ``tokens`` tokens."""
         note = self._notes.get(name_of(request))
         if note is not None and tokens:
             note.cuts.append(tokens)
             note.drift = drift(request, exact) or note.drift
 
-    def afresh(self, request: Any, reason: str) -> None:
+    def afresh(self, request: EngineCoreRequest, reason: str) -> None:
         """Note that a request begins afresh."""
         note = self._notes.get(name_of(request))
         if note is not None:
@@ -147,19 +147,19 @@ class InFlight:
         if request.request_id in self._begun:
             self.began(request)
 
-    def answered(self, request: Any, output: Any, version: str | None) -> None:
+    def answered(self, request: EngineCoreRequest, output: EngineCoreOutput, version: str | None) -> None:
         """Note that a request got its last output, which the frontend has yet to see."""
         name = self._begun.pop(request.request_id, None)
         if name is None:
             return
         read = self._read.pop(request.request_id, 0)
         state = self._processor.request_states.get(request.request_id)
-        if state is None or state.detokenizer is None:
+        params = request.sampling_params
+        if state is None or state.detokenizer is None or params is None:
             return
         with harmless("token_log"):
-            params = request.sampling_params
-            last = tap.of_output(output, version, tap.width_of(params) or 0)
-            rest = tap.read(state, read, params).plus(last)
+            last = output_state.of_output(output, version, output_state.width_of(params) or 0)
+            rest = output_state.read(state, read, params).plus(last)
             self._pending.append((name, rest))
             self._answered.append((time.monotonic(), name))
 
@@ -181,7 +181,7 @@ class InFlight:
         """Note that an engine step brought up to ``longest`` tokens for one request."""
         self._unsaved += longest
 
-    def save_if_due(self, requests: Mapping[str, Any]) -> None:
+    def save_if_due(self, requests: Mapping[str, EngineCoreRequest]) -> None:
         """Hand new tokens of ``requests`` to the keepers, every few steps."""
         if not self.keepers or not self._unsaved:
             return
@@ -191,7 +191,7 @@ class InFlight:
                 self.save(requests)
             self._unsaved, self._saved_at = 0, now
 
-    def save(self, requests: Mapping[str, Any]) -> None:
+    def save(self, requests: Mapping[str, EngineCoreRequest]) -> None:
         """Hand all new tokens to the keepers now."""
         entries, self._pending = self._pending, []
         for request_id, name in list(self._begun.items()):
@@ -203,20 +203,19 @@ class InFlight:
                 _hand_on(keeper, entries)
         self._forget_answered()
 
-    def _unread(self, request_id: str, requests: Mapping[str, Any]) -> Generated | None:
-        try:
+    def _unread(self, request_id: str, requests: Mapping[str, EngineCoreRequest]) -> Generated | None:
+        with harmless("token_log"):
             state, request = self._processor.request_states.get(request_id), requests.get(request_id)
-            if state is None or request is None or state.detokenizer is None:
+            params = None if request is None else request.sampling_params
+            if state is None or params is None or state.detokenizer is None:
                 return None
-            read, there = self._read[request_id], state.detokenizer.num_output_tokens()
-            if there <= read:
+            read, received = self._read[request_id], state.detokenizer.num_output_tokens()
+            if received <= read:
                 return None
-            self._read[request_id] = there
-            return tap.read(state, read, request.sampling_params)
-        except Exception as error:  # noqa: BLE001 - of this request only, and not its caller's concern
-            counted("token_log", error)
-            self.aborted(request_id)
-            return None
+            self._read[request_id] = received
+            return output_state.read(state, read, params)
+        self.aborted(request_id)  # of this request only, and not its caller's concern
+        return None
 
     def _forget_answered(self) -> None:
         old, until = [], time.monotonic() - _ANSWERED_S
@@ -227,16 +226,15 @@ class InFlight:
 
 
 def _hand_on(keeper: Keeper, entries: Sequence[tuple[str, Generated]]) -> None:
-    try:
+    with harmless("token_log"):
         keeper.append(entries)
-    except Exception as error:  # noqa: BLE001 - never the caller's concern
-        counted("token_log", error)
-        # Nothing may be kept behind a hole: a request would go on from tokens it never had.
-        with harmless("token_log"):
-            keeper.end([name for name, _ in entries])
+        return
+    # Nothing may be kept behind a hole: a request would go on from tokens it never had.
+    with harmless("token_log"):
+        keeper.end([name for name, _ in entries])
 
 
-def name_of(request: Any) -> str:
+def name_of(request: EngineCoreRequest) -> str:
     """Return the caller's id of a request; for one of several completions with its index before it.
 
     vLLM gives each request an id of its own, ``<caller's>-<8 characters>``, and ``<index>_`` before that for
@@ -249,14 +247,14 @@ def name_of(request: Any) -> str:
     return f"{index}_{given}" if rest.startswith(given) and index.isdecimal() else str(own)
 
 
-def fingerprint_of(request: Any) -> str:
+def fingerprint_of(request: EngineCoreRequest) -> str:
     """Return the same text for the same question: prompt and sampling options."""
     asked = _encode()((request.prompt_token_ids, request.sampling_params, str(request.lora_request)))
     return hashlib.blake2b(asked, digest_size=16).hexdigest()
 
 
 @lru_cache(maxsize=1)
-def _encode() -> Callable[[Any], bytes]:
+def _encode() -> Callable[[object], bytes]:
     from msgspec.msgpack import Encoder  # noqa: PLC0415 - comes with vLLM
 
     return Encoder().encode

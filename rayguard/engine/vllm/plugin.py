@@ -12,26 +12,37 @@ code, the owner sees the core's. Ending processes on purpose is ``rayguard.proce
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import multiprocessing
 import multiprocessing.util
 import os
 import signal
-from typing import NoReturn
+import threading
+from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
-from rayguard.engine.records import RECORDS_ENV, RecordingHandler, RecordWriter
-from rayguard.engine.vllm import exact
+from rayguard.engine.deadline import bounded
+from rayguard.engine.error_records import RECORDS_ENV, RecordingHandler, RecordWriter
+from rayguard.engine.vllm.exact import installer
 from rayguard.engine.vllm.receiver import install_receiver
 from rayguard.faults.fault import Role
+from rayguard.home import home
 from rayguard.process import stacks
+from rayguard.process.cleanup import belongings
 from rayguard.process.deaths import DeathWatch
 from rayguard.process.identity import OWNER_ENV, ProcessId, claim, owner_of
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
 _log = logging.getLogger("rayguard")
+_ENGINE_THREADS = ("vllm.v1.", "vllm.distributed.")  # not those that report usage or traces
 _PR_SET_PDEATHSIG = 1
+_TIDY_S = 5.0  # milliseconds, but for a home that hangs or a machine that is overrun
 _ROLES = {"EngineCore": Role.ENGINE_CORE, "VllmWorker": Role.ENGINE_WORKER}  # by multiprocessing's name
 
 
@@ -41,29 +52,30 @@ class _Installed:
     def __init__(self) -> None:
         self.pid = 0
         self.handler: RecordingHandler | None = None
+        self.excepthook: Callable[[threading.ExceptHookArgs], object] = threading.__excepthook__
         self.deaths: DeathWatch | None = None
         self.claim = -1
 
 
-_here = _Installed()
+_installed = _Installed()
 
 
 def install() -> None:
     """Set this process up, once; does nothing without ``RAYGUARD_RECORDS``, and never raises."""
     try:
         directory = os.environ.get(RECORDS_ENV)
-        if directory and _here.pid != os.getpid():
+        if directory and _installed.pid != os.getpid():
             _install(directory)
     except Exception:  # noqa: BLE001 - a user's engine starts here: without us it must start as it would
         _log.exception("rayguard could not set itself up in the vLLM process %d", os.getpid())
 
 
 def _install(directory: str) -> None:
-    if _here.pid == 0:
+    if _installed.pid == 0:
         # vLLM forks workers from a core (and, on CUDA, cores from the owner) and does not load plugins
         # again there. Not os.register_at_fork: that runs before the child knows its name and parent.
-        multiprocessing.util.register_after_fork(_here, _after_fork)
-    _here.pid = os.getpid()
+        multiprocessing.util.register_after_fork(_installed, lambda _: install())
+    _installed.pid = os.getpid()
     role = _role()
     mark = os.environ.get(OWNER_ENV, "")
     owner = owner_of(mark)
@@ -74,20 +86,17 @@ def _install(directory: str) -> None:
         del os.environ[RECORDS_ENV]
         return
     _record(directory, role)
+    _end_with_its_threads()
     stacks.register()
     if owner is None:
         _log.warning("%s=%r names no process: this engine process is not tied to it", OWNER_ENV, mark)
     else:
-        _here.claim = claim(mark)
+        _installed.claim = claim(mark)
         _tie(owner)
-    inside = exact.inside_an_engine()
+    inside = installer.inside_an_engine()
     install_receiver()  # late: it may import for seconds, in which the owner may die
     if inside:
-        exact.install()
-
-
-def _after_fork(_: _Installed) -> None:
-    install()
+        installer.install()
 
 
 def _role() -> Role | None:
@@ -104,11 +113,43 @@ def _maker() -> int | None:
 
 def _record(directory: str, role: Role) -> None:
     writer = RecordWriter(directory, role, os.getpid())
-    if _here.handler is not None:  # inherited through a fork, and still in its place
-        _here.handler.writer = writer
+    if _installed.handler is not None:  # inherited through a fork, and still in its place
+        _installed.handler.writer = writer
         return
-    _here.handler = RecordingHandler(writer)
-    _keep_first(logging.getLogger("vllm"), _here.handler)
+    _installed.handler = RecordingHandler(writer)
+    _keep_first(logging.getLogger("vllm"), _installed.handler)
+
+
+def _end_with_its_threads() -> None:
+    """Let this process end when a thread of vLLM's does with an exception: the others would wait for it.
+
+    A core whose thread that sends or reads is gone computes on and is heard no more; nothing else tells.
+    """
+    if threading.excepthook is not _thread_ended:
+        _installed.excepthook = threading.excepthook
+        threading.excepthook = _thread_ended
+
+
+def _thread_ended(args: threading.ExceptHookArgs) -> None:
+    """Do as before us, and end the process where it cannot go on."""
+    tells = args.exc_value is not None and not isinstance(args.exc_value, SystemExit)  # as `threading` has it
+    ends = tells and _of_the_engine(args.exc_traceback)
+    try:
+        if ends and _installed.handler is not None:
+            name = "a thread" if args.thread is None else f"the thread {args.thread.name}"
+            _installed.handler.writer.write(f"{name} of the engine ended with an exception", args.exc_value)
+        _installed.excepthook(args)
+    finally:
+        if ends:
+            os._exit(1)
+
+
+def _of_the_engine(traceback: TracebackType | None) -> bool:
+    """Say whether the thread's own function is one that vLLM's engine needs."""
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") == threading.__name__:
+        traceback = traceback.tb_next
+    where = "" if traceback is None else str(traceback.tb_frame.f_globals.get("__name__"))
+    return where.startswith(_ENGINE_THREADS)
 
 
 def _keep_first(logger: logging.Logger, handler: logging.Handler) -> None:
@@ -133,13 +174,13 @@ def _tie(owner: ProcessId) -> None:
     parent = os.getppid()
     if _starts_from_main_thread(parent, owner):
         _arm_death_signal()
-    _here.deaths = DeathWatch("rayguard-tie")
+    _installed.deaths = DeathWatch("rayguard-tie")
     for pid in {owner.pid, _maker() or owner.pid, parent}:
         tie = owner if pid == owner.pid else ProcessId.of(pid)
         # One who began after us has the pid of someone who died before we looked.
         if tie is None or tie.started > ProcessId.me().started:
             _exit(owner)
-        _here.deaths.watch(tie, _exit)
+        _installed.deaths.watch(tie, _exit)
         if not tie.alive():  # dead already: the watch's thread tells us too, but later than what comes next
             _exit(owner)
     if os.getppid() != parent:  # it died before the death signal was armed
@@ -171,4 +212,8 @@ def _arm_death_signal() -> None:
 
 def _exit(_: ProcessId) -> NoReturn:
     """End at once: nobody is left to answer, and a clean shutdown may wait for the dead."""
+    with contextlib.suppress(Exception):
+        owner = owner_of(os.environ.get(OWNER_ENV, ""))
+        if owner is not None and not owner.alive():  # else it tidies up itself
+            bounded(lambda: belongings.unlink_own(owner, home()), _TIDY_S)
     os._exit(1)

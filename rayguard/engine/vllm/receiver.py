@@ -1,15 +1,15 @@
 """What runs inside vLLM's workers: takes weights, loads them whole or not at all, says what it holds.
 
-Two methods on vLLM's ``WorkerBase``, called with ``collective_rpc``: ``rayguard_load_weights`` and
-``rayguard_weights``. The user's own ``worker_extension_cls`` stays free.
+Methods on vLLM's ``WorkerBase``, called with ``collective_rpc``: ``rayguard_load_weights``,
+``rayguard_weights`` and ``rayguard_fingerprint``. The user's own ``worker_extension_cls`` stays free.
 
-Not here: checking values before they are sent (``version.check``), comparing what the workers report
-(``version.verify``), and dropping the engine's prefix cache after a push: that is the caller's business
-(``reset_prefix_cache``), since the cache belongs to the scheduler in another process; without it the
-engine goes on answering from keys and values that the old weights made.
+Not here: checking values before they are sent (``rayguard.engine.weights.version.check``), comparing what the
+workers report (``rayguard.engine.weights.version.verify``), and dropping the engine's prefix cache after a
+push: that is the caller's business (``reset_prefix_cache``), since the cache belongs to the scheduler in
+another process; without it the engine goes on answering from keys and values that the old weights made.
 
-What this cannot see: weights changed by another way (vLLM's own ``reload_weights`` or weight transfer,
-``sleep(level=2)``). Push again after those.
+What a receipt does not say: that weights were changed by another way since
+(``rayguard.engine.vllm.changes`` sees those).
 """
 
 from __future__ import annotations
@@ -21,24 +21,33 @@ import os
 import sys
 from collections import defaultdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rayguard.engine.vllm.changes.fingerprint import fingerprint
 from rayguard.engine.weights import tensorfile
 from rayguard.errors import WeightsError
 from rayguard.recovery.tally import TALLY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
+
+    import torch
+
+    from rayguard.engine.vllm.interfaces import EngineWorker
+
+    Receipt = Mapping[str, object]
 
 log = logging.getLogger("rayguard")
 
 WORKER_MODULE = "vllm.v1.worker.worker_base"
-NOTHING: dict[str, Any] = {"version": "", "digest": "", "tensors": 0}
+LOAD, ASK = "rayguard_load_weights", "rayguard_weights"  # what a worker is asked for
+FINGERPRINT = "rayguard_fingerprint"
+NOTHING: Receipt = {"version": "", "digest": "", "tensors": 0}
 
 
 def load_weights(
-    worker: Any, payload: bytes | None, path: str | None, version: str, digest: str
-) -> dict[str, Any]:
+    worker: EngineWorker, payload: bytes | None, path: str | None, version: str, digest: str
+) -> dict[str, object]:
     """Load one version into this worker's model and return its receipt.
 
     Tensors cannot be arguments: vLLM's encoding delivers them as lists. vLLM carries only the text of an
@@ -62,26 +71,23 @@ def load_weights(
     return dict(worker.rayguard_receipt)
 
 
-def weights(worker: Any) -> dict[str, Any]:
+def weights(worker: EngineWorker) -> dict[str, object]:
     """Return the receipt of the last push; an empty version when there was none, or it failed."""
     return dict(getattr(worker, "rayguard_receipt", NOTHING))
 
 
-METHODS: dict[str, Callable[..., dict[str, Any]]] = {
-    "rayguard_load_weights": load_weights,
-    "rayguard_weights": weights,
-}
+METHODS: dict[str, Callable[..., object]] = {LOAD: load_weights, ASK: weights, FINGERPRINT: fingerprint}
 
 
 class Receiver:
-    """The same two methods as ``worker_extension_cls``, for where plugins are off (``VLLM_PLUGINS``).
+    """The same methods as ``worker_extension_cls``, for where plugins are off (``VLLM_PLUGINS``).
 
     It answers by ``__getattr__`` and has no method of its own: vLLM refuses an extension class with a
     name that the worker already has, and it has them where the plugin ran as well.
     """
 
-    def __getattr__(self, name: str) -> Any:
-        """Answer for the two methods alone."""
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        """Answer for these methods alone."""
         if name in METHODS:
             return partial(METHODS[name], self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -135,7 +141,7 @@ class _Source:
             hint = "; its files were changed after the push began" if self.files else ""
             raise WeightsError(f"wrong digest {arrived[:12]} where {digest[:12]} was sent{hint}")
 
-    def tensors(self) -> Iterator[tuple[str, Any]]:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and CPU tensors; of files only one tensor at a time is in memory."""
         from safetensors import safe_open  # noqa: PLC0415
         from safetensors.torch import load  # noqa: PLC0415
@@ -148,7 +154,7 @@ class _Source:
                     yield name, opened.get_tensor(name)
 
 
-def _reload(worker: Any, source: _Source) -> int:
+def _reload(worker: EngineWorker, source: _Source) -> int:
     """Load through vLLM's layerwise reload and return how many tensors went in.
 
     ``model.load_weights`` alone does not do: after start-up, parameters are packed for their kernels (on
@@ -196,13 +202,13 @@ def _nothing() -> None:
 class _Counted:
     """The tensors on their way into the model: counted, and tied ones compared."""
 
-    def __init__(self, tensors: Iterator[tuple[str, Any]], tied: dict[str, str]) -> None:
+    def __init__(self, tensors: Iterator[tuple[str, torch.Tensor]], tied: dict[str, str]) -> None:
         self.tensors, self.tied, self.count = tensors, tied, 0
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         import torch  # noqa: PLC0415
 
-        first: dict[str, tuple[str, Any]] = {}
+        first: dict[str, tuple[str, torch.Tensor]] = {}
         for name, tensor in self.tensors:
             if name in self.tied:
                 other, seen = first.setdefault(self.tied[name], (name, tensor))
@@ -215,7 +221,7 @@ class _Counted:
             yield name, tensor
 
 
-def _tied(model: Any) -> dict[str, str]:
+def _tied(model: torch.nn.Module) -> dict[str, str]:
     """Return the names that share a parameter with another name, each with the first name of its group."""
     groups: defaultdict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -223,7 +229,7 @@ def _tied(model: Any) -> dict[str, str]:
     return {name: names[0] for names in groups.values() if len(names) > 1 for name in names}
 
 
-def _unsent(model: Any) -> set[str]:
+def _unsent(model: torch.nn.Module) -> set[str]:
     """Return the parameters that a load has not filled, or not whole. Ask before finalizing.
 
     vLLM only warns of layers that got nothing, and fills the rest of a fused layer (q and k without v)
@@ -262,7 +268,7 @@ def _refuse_missing(unsent: set[str], tied: dict[str, str]) -> None:
         )
 
 
-def _forget_buffered(model: Any) -> None:
+def _forget_buffered(model: torch.nn.Module) -> None:
     """Drop what a failed load left waiting, so that finalizing puts the old parameters back.
 
     Left there, a layer would be finished with memory as it finds it, or the next push would count this
@@ -276,7 +282,7 @@ def _forget_buffered(model: Any) -> None:
         info.load_numel = 0
 
 
-def _repack(model: Any, names: set[str]) -> None:
+def _repack(model: torch.nn.Module, names: set[str]) -> None:
     """Pack tied layers again that keep a packed copy of their own (``cpu_linear``, vLLM on the CPU).
 
     A tied lm_head is loaded as the embedding, so layerwise reload passes it over: it would go on with the

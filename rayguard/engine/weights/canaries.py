@@ -7,20 +7,18 @@ failure in here is counted and ignored: weights are then as well proved as by th
 from __future__ import annotations
 
 import logging
-import uuid
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rayguard.engine.weights.canary import Canary, disagreement, diverged, sick
+from rayguard.engine.weights.canary import Canary, absurd, disagreement, diverged, sick
 from rayguard.faults.diagnosis import Kind, Scope
-from rayguard.recovery.harmless import harmless
+from rayguard.harmless import harmless
 from rayguard.recovery.incident import Incident, Outcome
-from rayguard.recovery.tally import TALLY
 
 if TYPE_CHECKING:
+    from rayguard.engine.context import Surroundings
     from rayguard.engine.protocol import Engine
-    from rayguard.engine.surroundings import Surroundings
     from rayguard.engine.weights.version import Weights
 
 _log = logging.getLogger("rayguard")
@@ -28,7 +26,14 @@ ANSWER_S = 60.0  # for eight tokens of an engine that may have to compile first
 _KEPT = 8  # versions; engines are rebuilt with the current one
 _PATIENCE = 3  # canaries in a row without an answer (a death counts twice), then no more are asked
 _AGAIN, _REFUSED, REPLACED, UNDECIDED = "push_again", "refuse_weights", "replace_engine", "push_again_to_all"
+UNFIT, COLLAPSED = "keep_weights", "serve_and_tell"
+_OUTCOMES = {_AGAIN: Outcome.RECOVERED, UNFIT: Outcome.ANSWERED}
 _ADVICE = {
+    COLLAPSED: (
+        "look at the rewards and at samples of this step: the policy may have collapsed, or the trainer may "
+        "have pushed weights that it never filled"
+    ),
+    UNFIT: "weights that served before serve on; look at how the trainer gathers and names its tensors",
     _AGAIN: "if it comes again, look at the memory of its device (ECC errors, Xid in the kernel's log)",
     _REFUSED: (
         "look at the loss and the gradient norm of the step that made this version, and offer an older one; "
@@ -53,6 +58,11 @@ class Heard:
     wrong: str = ""
 
     @property
+    def full(self) -> Canary | None:
+        """The answer that others may be compared with."""
+        return None if self.answer is None or self.answer.bare else self.answer
+
+    @property
     def diverged(self) -> bool:
         """Whether the weights themselves make no numbers."""
         return self.answer is not None and diverged(self.answer)
@@ -64,9 +74,11 @@ class Canaries:
     def __init__(self, tolerance: float | None, around: Surroundings | None = None) -> None:
         self._tolerance = tolerance
         self._around = around
-        self._trusted: OrderedDict[str, Canary] = OrderedDict()  # by the digest of the weights
-        self._rejected: OrderedDict[str, Canary] = OrderedDict()  # what an earlier life insisted on
+        # By the digest of the weights, of earlier lives: who agrees with one of them is believed.
+        self._answers: OrderedDict[str, tuple[Canary, ...]] = OrderedDict()
         self._unanswered = 0
+        self._unfit = ""  # version that was told as unfit
+        self._collapsed = ""  # digest of what was told to repeat itself
 
     @property
     def tolerance(self) -> float:
@@ -82,7 +94,15 @@ class Canaries:
             if answer is None:
                 return Heard()
             self._unanswered = 0
-            return Heard(answer, self._wrong(answer, weights.digest, self._tolerance))
+            wrong = self._wrong(answer, weights.digest, self._tolerance)
+            if answer.bare and (wrong or self._repeats(answer, weights.digest)):
+                # Which may be chance, or NaN: worth what log-probabilities cost.
+                closer = engine.canary(deadline_s=min(ANSWER_S, deadline_s), closely=True)
+                if closer is not None:
+                    answer, wrong = closer, self._wrong(closer, weights.digest, self._tolerance)
+            if not wrong and absurd(answer) and self._repeats(answer, weights.digest):
+                self._tell_collapsed(weights, answer)
+            return Heard(answer, wrong)
         # Where it died as it answered: engines must not go on dying for our curiosity.
         self._unanswered += 2 if engine.exits() else 1
         if self._unanswered >= _PATIENCE:
@@ -90,33 +110,46 @@ class Canaries:
             self._tolerance = None
         return Heard()
 
+    def _repeats(self, answer: Canary, digest: str) -> bool:
+        """Whether it says one token for ever, where other weights made it say several."""
+        others = (known for other, many in self._answers.items() if other != digest for known in many)
+        return len(set(answer.tokens)) == 1 and any(len(set(other.tokens)) > 1 for other in others)
+
+    def _tell_collapsed(self, weights: Weights, answer: Canary) -> None:
+        if weights.digest != self._collapsed:
+            self._collapsed = weights.digest
+            cause = (
+                f"with weights {weights.version!r} the engine says token {answer.tokens[0]} again and again, "
+                "and with those before it did not; they serve"
+            )
+            tell(self._around, Kind.WEIGHT_SYNC_FAILED, Scope.JOB, cause, COLLAPSED)
+
     def _wrong(self, answer: Canary, digest: str, tolerance: float) -> str:
         if ill := sick(answer):
             return ill
-        trusted = self._trusted.get(digest, answer)
-        differs = disagreement(answer, trusted, tolerance)
-        rejected = self._rejected.get(digest)
-        if differs and rejected is not None and not disagreement(answer, rejected, tolerance):
-            _log.warning(
-                "rayguard: two lives of the engine agree against an older one (%s): it was wrong", differs
-            )
-            trusted, differs = answer, ""
-        if differs:
-            return f"the engine answers otherwise than it should with these weights: {differs}"
-        _keep(self._trusted, digest, trusted)
+        earlier = self._answers.get(digest, (answer,))
+        differs = [disagreement(answer, other, tolerance) for other in earlier]
+        if all(differs):
+            return f"the engine answers otherwise than it should with these weights: {differs[0]}"
+        self._keep(digest, earlier[differs.index("")])
         return ""
 
     def reject(self, weights: Weights, heard: Heard) -> None:
-        """Remember what a life insists on; if the next one says the same, it is believed."""
+        """Remember what a life insists on: two that agree are believed, whatever an older one said."""
         if heard.answer is not None and not sick(heard.answer):
-            _keep(self._rejected, weights.digest, heard.answer)
+            self._keep(weights.digest, *self._answers.get(weights.digest, ()), heard.answer)
 
     def prefer(self, weights: Weights, answer: Canary | None) -> None:
         """Hold engines with these weights to what most of them answer; None: to nothing said before."""
-        self._trusted.pop(weights.digest, None)
-        self._rejected.pop(weights.digest, None)
+        self._answers.pop(weights.digest, None)
         if answer is not None:
-            _keep(self._trusted, weights.digest, answer)
+            self._keep(weights.digest, answer)
+
+    def _keep(self, digest: str, *answers: Canary) -> None:
+        self._answers[digest] = answers
+        self._answers.move_to_end(digest)
+        while len(self._answers) > _KEPT:
+            self._answers.popitem(last=False)
 
     def healed(self, weights: Weights, wrong: str) -> None:
         """Tell that loading ``weights`` once more helped."""
@@ -124,6 +157,12 @@ class Canaries:
             f"with weights {weights.version!r}, proved by their digest, {wrong}; loaded once more, they serve"
         )
         tell(self._around, Kind.WEIGHT_SYNC_FAILED, Scope.ENGINE, cause, _AGAIN)
+
+    def unfit(self, weights: Weights, why: str) -> None:
+        """Tell, once for each version, that ``weights`` are unfit, and those before them serve on."""
+        if weights.version != self._unfit:
+            self._unfit = weights.version
+            tell(self._around, Kind.WEIGHT_SYNC_FAILED, Scope.JOB, why, UNFIT)
 
     def refused(self, weights: Weights, wrong: str) -> None:
         """Tell that ``weights`` are not served."""
@@ -137,27 +176,14 @@ def tell(around: Surroundings | None, kind: Kind, scope: Scope, cause: str, reme
     if around is None:
         return
     with harmless("canary"):
-        now = around.now()
         incident = Incident(
-            id=uuid.uuid4().hex[:12],
             kind=kind.value,
             scope=scope.value,
             cause=cause,
-            signature="rayguard.weights.canary",
+            signature="rayguard.weights" if remedy == UNFIT else "rayguard.weights.canary",
             confidence=0.95,
             advice=_ADVICE[remedy],
-            detected_at=now,
-            closed_at=now,
             remedy=remedy,
-            outcome=Outcome.RECOVERED if remedy == _AGAIN else Outcome.FAILED,
+            outcome=_OUTCOMES.get(remedy, Outcome.FAILED),
         )
-        incident = around.signed(incident)
-        around.write(incident)
-        TALLY.closed(incident)
-
-
-def _keep(book: OrderedDict[str, Canary], digest: str, answer: Canary) -> None:
-    book[digest] = answer
-    book.move_to_end(digest)
-    while len(book) > _KEPT:
-        book.popitem(last=False)
+        around.noticed(incident)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PROMPT = (3, 5, 7, 11, 13, 17, 19, 23)  # in every vocabulary; shorter than a block of any prefix cache
 TOKENS = 8
 LIKELY = 5  # alternatives told for each token, where the engine tells so many
+_CERTAIN, _EVEN = -0.01, 1e-4  # nats
 
 Position = tuple[tuple[int, float], ...]
 
@@ -30,15 +31,17 @@ class Canary:
     """What one engine answered.
 
     ``positions`` holds for each generated token its id and log-probability (nats), then those of the
-    likeliest others. ``error`` is what the engine said in place of a whole answer.
+    likeliest others; tokens alone where it is ``bare``. ``error`` is what the engine said in place of a whole
+    answer.
     """
 
     positions: tuple[Position, ...] = ()
     error: str = ""
+    bare: bool = False
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The ids of the tokens it generated."""
+        """The tokens that it generated."""
         return tuple(position[0][0] for position in self.positions)
 
 
@@ -55,6 +58,14 @@ def sick(answer: Canary) -> str:
     return ""
 
 
+def absurd(answer: Canary) -> bool:
+    """Say whether each token is as good as certain, or none is likelier than another: weights say nothing."""
+    likeliest = [[logprob for _, logprob in position[: LIKELY + 1]] for position in answer.positions]
+    certain = all(logprobs[0] > _CERTAIN for logprobs in likeliest)
+    even = all(len(logprobs) > 1 and max(logprobs) - min(logprobs) < _EVEN for logprobs in likeliest)
+    return not answer.bare and bool(likeliest) and (certain or even)
+
+
 def diverged(answer: Canary) -> bool:
     """Say whether the numbers themselves are broken: then the same weights give the same in any engine."""
     return not answer.error and bool(answer.positions) and bool(sick(answer))
@@ -65,15 +76,21 @@ def disagreement(answer: Canary, other: Canary, tolerance: float) -> str:
 
     Tokens must be equal and their log-probabilities within ``tolerance`` nats. Where two tokens are within
     ``tolerance`` of each other in both answers, which of them is the likeliest is chance, and so is all that
-    follows: the comparison ends there.
+    follows: the comparison ends there. Of an answer without log-probabilities only the tokens are compared.
     """
+    if answer.bare and other.bare:
+        return (
+            "" if answer.tokens == other.tokens else f"its tokens are {answer.tokens} and not {other.tokens}"
+        )
     for number, (mine, theirs) in enumerate(zip(answer.positions, other.positions, strict=False), start=1):
         (token, logprob), (expected, at) = mine[0], theirs[0]
         if token != expected:
-            if _may_be_tied(mine, expected, tolerance) and _may_be_tied(theirs, token, tolerance):
+            tied = answer.bare or _may_be_tied(mine, expected, tolerance)
+            if tied and (other.bare or _may_be_tied(theirs, token, tolerance)):
                 return ""
             return f"token {number} is {token} and not {expected}"
-        if not abs(logprob - at) <= tolerance:  # NaN too
+        told = not (answer.bare or other.bare)
+        if told and not abs(logprob - at) <= tolerance:  # NaN too
             return f"token {number} ({token}) has log-probability {logprob:.2f} and not {at:.2f}"
     if len(answer.positions) != len(other.positions):
         return f"it has {len(answer.positions)} tokens and not {len(other.positions)}"
@@ -97,8 +114,8 @@ def outvoted(answers: Mapping[str, Canary], tolerance: float) -> dict[str, Canar
 
 def _may_be_tied(position: Position, token: int, tolerance: float) -> bool:
     """Say whether ``token`` may be as likely as the one sampled: one that is not told is below all others."""
-    told = dict(position)
-    logprob = told.get(token, min(told.values()))
+    known = dict(position)
+    logprob = known.get(token, min(known.values()))
     return position[0][1] - logprob <= tolerance
 
 

@@ -8,59 +8,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
-
-from rayguard.engine.bounded import bounded
 from rayguard.engine.weights.canaries import Canaries, Heard
-from rayguard.engine.weights.canary import disagreement
-from rayguard.engine.weights.sources import CallbackWeights, Held
-from rayguard.engine.weights.version import check, verify
+from rayguard.engine.weights.changes import WeightChanges
+from rayguard.engine.weights.fetch import fetch
+from rayguard.engine.weights.history import PushHistory
+from rayguard.engine.weights.loading import Loading
+from rayguard.engine.weights.proof import Doubt, Proof
+from rayguard.engine.weights.sources import HeldWeights, OwnPush, WeightSource
 from rayguard.errors import RecoveryTimeoutError, WeightsError, WeightSourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rayguard.engine.protocol import Engine
-    from rayguard.engine.weights.canary import Canary
-    from rayguard.engine.weights.sources import WeightSource
     from rayguard.engine.weights.version import Weights
 
 
 _log = logging.getLogger("rayguard")
-_DOUBTED = "other engines answer otherwise than this one"
 _TURN = 3  # deadlines: to fetch weights, and to push them twice
 _STILL_THERE_S = 10.0  # for a question; an engine that is too busy for it gets the weights again
 _IDLE_S = 3.0  # for the same question to an engine that has nothing to do
-_PASSING = frozenset({"ActorUnavailableError", "GetTimeoutError", "ObjectLostError", "RaySystemError"})
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What an engine has proved to hold; empty: only what it was built with.
-
-    ``canary`` is what it answered with it, None where it was not asked; others may differ from it by
-    ``tolerance`` nats.
-    """
-
-    version: str = ""
-    digest: str = ""
-    canary: Canary | None = field(default=None, compare=False)
-    tolerance: float = field(default=0.0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """Other engines answer otherwise with the weights of this ``digest``.
-
-    ``answer`` is what most of them say; None where as many say one thing as another.
-    """
-
-    digest: str
-    answer: Canary | None = None
 
 
 class CurrentWeights:
@@ -70,11 +39,16 @@ class CurrentWeights:
     """
 
     def __init__(
-        self, source: WeightSource | None, deadline_s: float, canaries: Canaries | None = None
+        self, source: WeightSource | OwnPush | None, deadline_s: float, canaries: Canaries | None = None
     ) -> None:
-        self._source = source
-        self._deadline_s = deadline_s
+        self._replay = source if isinstance(source, OwnPush) else None
+        self._source = None if isinstance(source, OwnPush) else source
+        self.changes = WeightChanges(watched=source is None)
+        self._history = PushHistory()
         self._canaries = canaries or Canaries(None)
+        self._loading = Loading(self._canaries, self._history, deadline_s)
+        self._half_loaded = False  # since a push failed; a new engine has the model's own weights
+        self._deadline_s = deadline_s
         self._diverged = ""  # digest of weights that made no numbers in one life of the engine
         self._refused = ("", "")  # digest of weights that made none in two, and what is said of them
         self._ill = False  # the engine that serves computed NaN: its cache may hold some for ever
@@ -92,8 +66,8 @@ class CurrentWeights:
 
     @property
     def refused(self) -> bool:
-        """Whether no engine is served the current weights because they make no numbers, in any life."""
-        return self.pending and bool(self._refused[0])
+        """Whether no engine serves, and no other one would do better: of the weights or of their source."""
+        return self.pending and bool(self._refused[1])
 
     @property
     def fixed(self) -> bool:
@@ -113,19 +87,23 @@ class CurrentWeights:
         with self._turn:
             last = None if self.pending else self.proof
             # It has the weights it was built with: others are needed, if there is a source.
-            self._of, self.pending, self.proof = engine, self._source is not None, Proof()
-            self._refused, self._ill, self._bringing = ("", ""), False, threading.Lock()
+            self._of, self.pending, self.proof = engine, not self.changes.watched, Proof()
+            self._ill, self._half_loaded, self._bringing = False, False, threading.Lock()
+            self._refuse("", "")
+        engine.follow(self.changes)
         if not self.pending:
+            if self.changes.changed:
+                self.changes.lose()
             return
         if had is not None and had.digest and self._proves(engine, had, _IDLE_S):
             self.proof = had
-        if had is not None and had == last == self.proof:
+        if had is not None and had == last == self.proof and self._replay is None:
             self.pending = False
         elif engine.can_push():
             try:
                 self.bring(engine)
             except WeightsError:
-                if not self.refused:
+                if self.pending and not self.refused:
                     raise
                 # No next engine would do better: this one serves nobody, and waits for another version.
 
@@ -136,17 +114,23 @@ class CurrentWeights:
             WeightsError, RecoveryTimeoutError: As ``bring``.
         """
         wanted = pushed or self._fetch("")
-        if wanted is None or isinstance(wanted, Held):
+        if wanted is None or isinstance(wanted, HeldWeights):
             return Proof()
         if pushed is None:
-            check(wanted)
+            try:
+                self._history.judge(wanted, engine)
+            except WeightsError:
+                wanted = self._history.kept()  # as the engine that serves would
+                if wanted is None:
+                    raise
         return self._load(wanted, engine)
 
-    def bring(self, engine: Engine, doubt: Doubt | None = None) -> str:
+    def bring(self, engine: Engine, doubt: Doubt | None = None, *, needed: bool = False) -> str:
         """Load the current version into ``engine`` and read back what it has now.
 
         Where ``engine`` proves that it has that version already, nothing is sent, nor fetched if the source
         can tell; unless there is ``doubt`` about what it makes of it. A doubt about other weights is void.
+        ``needed``: only where it still lacks weights, once whoever brought some meanwhile is done.
 
         Raises:
             WeightSourceError: The source failed or is too slow; one that may recover is asked again.
@@ -158,66 +142,118 @@ class CurrentWeights:
         if not bringing.acquire(timeout=_TURN * self._deadline_s):
             raise RecoveryTimeoutError("others are still bringing weights to this engine")
         try:
-            return self._bring(engine, doubt)
+            return self.version if needed and not self.pending else self._bring(engine, doubt)
         finally:
             bringing.release()
 
     def _bring(self, engine: Engine, doubt: Doubt | None) -> str:
+        if self.changes.lost:
+            raise WeightsError(self.changes.refusal)
+        if self._replay is not None:
+            return self._replayed(self._replay, engine)
         held = self.proof
-        wanted = self._fetch(held.digest)
-        again = doubt is not None and held.digest in {"", doubt.digest}
+        wanted = self._other(engine, doubt)
+        if wanted is None:
+            self._enter(engine, held)
+        else:
+            self._judge(wanted, engine)
+            self._take(wanted, engine, doubt, held)
+        return self.version
+
+    def _other(self, engine: Engine, doubt: Doubt | None) -> Weights | None:
+        """Return the current version, None where ``engine`` has it already."""
+        held = self.proof.digest
+        wanted = self._fetch(held)
+        again = doubt is not None and held in {"", doubt.digest}
         if wanted is not None and not again and self._is_held(wanted, engine):
-            self._enter(engine, self.proof)
-            return self.version
-        if isinstance(wanted, Held):
+            return None
+        if isinstance(wanted, HeldWeights):
             wanted = self._fetch("")
-        if wanted is None or isinstance(wanted, Held):
-            self._enter(engine, self.proof)
-            return self.version
-        check(wanted)
-        if wanted.digest == self._refused[0]:
-            raise WeightsError(self._refused[1])
+        if isinstance(wanted, HeldWeights):
+            return None
+        self._history.built_in = self._history.built_in or wanted is None
+        return wanted
+
+    def _take(self, wanted: Weights, engine: Engine, doubt: Doubt | None, held: Proof) -> None:
         self._enter(engine, None)  # from here on the engine may be half loaded
         if self._ill:
             raise _not_served(wanted, "the engine's cache holds NaN of the weights before them")
-        if doubt is None or doubt.digest != wanted.digest:
-            self._enter(engine, self._load(wanted, engine))
-        else:
-            self._enter(engine, self._load_again(wanted, engine, doubt, held.canary))
+        before = self._history.failures(wanted)
+        try:
+            if doubt is None or doubt.digest != wanted.digest:
+                proof = self._load(wanted, engine)
+            else:
+                loaded = self._loading.load_again(wanted, engine, doubt, held.canary)
+                proof = self._proven(wanted, engine, *loaded)
+        except WeightsError as error:
+            if self._history.failures(wanted) > before:
+                self._restore(engine, held, wanted, error)
+            raise
+        self._enter(engine, proof)
+        self._history.proved(wanted)
         if self.pushed is not None:
             self.pushed(wanted)
+
+    def _judge(self, wanted: Weights, engine: Engine) -> None:
+        """Refuse unfit weights; an engine that has none yet gets those that served last."""
+        try:
+            self._history.judge(wanted, engine)
+        except WeightsError as unfit:
+            self._canaries.unfit(wanted, str(unfit))
+            if self.pending and not self._ill:
+                self._fall_back(engine, unfit)
+            raise
+        if wanted.digest == self._refused[0]:
+            raise WeightsError(self._refused[1])
+
+    def _fall_back(self, engine: Engine, unfit: Exception) -> None:
+        kept = self._history.kept()
+        if kept is not None:
+            self._enter(engine, None)
+            self._enter(engine, self._load(kept, engine))
+            _log.warning("rayguard: weights %r serve on, as %s", kept.version, unfit)
+        elif self._history.built_in and not self._half_loaded:
+            self._enter(engine, Proof())
+        else:
+            self._refuse("", str(unfit))
+
+    def _restore(self, engine: Engine, held: Proof, wanted: Weights, error: Exception) -> None:
+        """Give ``engine`` back what it had before ``wanted`` failed; where that cannot be, it is rebuilt."""
+        self._canaries.unfit(wanted, str(error))
+        if held.digest and self._proves(engine, held, _IDLE_S):
+            self._enter(engine, held)
+        elif (kept := self._history.kept()) is not None:
+            with contextlib.suppress(Exception):  # then it is rebuilt
+                self._enter(engine, self._load(kept, engine))
+        elif self._history.gave_up(wanted) and not self._history.built_in:
+            self._refuse("", str(error))
+
+    def _replayed(self, replay: OwnPush, engine: Engine) -> str:
+        self._enter(engine, None)
+        try:
+            version = engine.replay(replay.push, deadline_s=self._deadline_s)
+        except Exception as error:
+            if engine.exits():
+                raise
+            why = f"start_engine(weights=...) failed to push into an engine: {type(error).__name__}: {error}"
+            self._refuse("", why)
+            raise WeightSourceError(why) from error
+        self._enter(engine, Proof(version if isinstance(version, str) else ""))
         return self.version
+
+    def _refuse(self, digest: str, why: str) -> None:
+        """Let the engine serve nobody while it has no weights (because of those with ``digest``)."""
+        self._refused, self.changes.refusal = (digest, why), why
 
     def _enter(self, engine: Engine, proof: Proof | None) -> None:
         with self._turn:
             if engine is not self._of:
                 raise WeightsError("the engine was replaced while weights were brought to it")
-            self.proof, self.pending = proof or Proof(), proof is None
-            self._refused = ("", "")
+            self.proof, self.pending, self._half_loaded = proof or Proof(), proof is None, proof is None
+            self._refuse("", "")
 
     def _load(self, wanted: Weights, engine: Engine) -> Proof:
-        """Push ``wanted`` and hear what the engine makes of it; once more where that is wrong."""
-        was, heard = "", self._push(wanted, engine)
-        if heard.wrong and not heard.diverged:
-            _log.warning("rayguard: weights %r are loaded once more: %s", wanted.version, heard.wrong)
-            was = heard.wrong
-            heard = self._heard_again(wanted, engine, was)
-        return self._proven(wanted, engine, heard, was)
-
-    def _load_again(self, wanted: Weights, engine: Engine, doubt: Doubt, before: Canary | None) -> Proof:
-        """Push what the engine has already, and with which it answered ``before`` otherwise than others."""
-        _log.warning("rayguard: weights %r are loaded once more: %s", wanted.version, _DOUBTED)
-        self._canaries.prefer(wanted, doubt.answer)
-        if doubt.answer is not None:
-            return self._proven(wanted, engine, self._heard_again(wanted, engine, _DOUBTED), _DOUBTED)
-        heard = self._push(wanted, engine)
-        now = heard.answer  # where it is the same again, this engine may have been right
-        helped = before and now and disagreement(before, now, self._canaries.tolerance)
-        return self._proven(wanted, engine, heard, _DOUBTED if helped else "")
-
-    def _heard_again(self, wanted: Weights, engine: Engine, was: str) -> Heard:
-        heard = self._push(wanted, engine)
-        return heard if heard.answer is not None else Heard(wrong=was)  # nothing shows that it helped
+        return self._proven(wanted, engine, *self._loading.load(wanted, engine))
 
     def _proven(self, wanted: Weights, engine: Engine, heard: Heard, was: str) -> Proof:
         if heard.wrong:
@@ -226,11 +262,7 @@ class CurrentWeights:
             self._diverged = ""  # that life was damaged
         if was:
             self._canaries.healed(wanted, was)
-        return Proof(wanted.version, wanted.digest, heard.answer, self._canaries.tolerance)
-
-    def _push(self, wanted: Weights, engine: Engine) -> Heard:
-        verify(wanted, engine.push(wanted, deadline_s=self._deadline_s))
-        return self._canaries.ask(engine, wanted, self._deadline_s)
+        return Proof(wanted.version, wanted.digest, heard.full, self._canaries.tolerance)
 
     def _unfit(self, wanted: Weights, engine: Engine, heard: Heard) -> WeightsError:
         unfit = _not_served(wanted, heard.wrong)
@@ -240,16 +272,16 @@ class CurrentWeights:
             self._ill = True
             if wanted.digest == self._diverged:  # in another life: they are at fault, and no engine
                 self._canaries.refused(wanted, heard.wrong)
-                self._refused = (wanted.digest, str(unfit))
+                self._refuse(wanted.digest, str(unfit))
             self._diverged = wanted.digest
         return unfit
 
-    def _is_held(self, wanted: Weights | Held, engine: Engine) -> bool:
+    def _is_held(self, wanted: Weights | HeldWeights, engine: Engine) -> bool:
         """Ask the engine, not only our own book: what changed it since may have passed us by."""
         proof = self.proof
         if not proof.digest or wanted.version != proof.version:
             return False
-        if not isinstance(wanted, Held) and wanted.digest != proof.digest:
+        if not isinstance(wanted, HeldWeights) and wanted.digest != proof.digest:
             return False
         return self._proves(engine, proof, _STILL_THERE_S)
 
@@ -259,32 +291,9 @@ class CurrentWeights:
             return bool(receipts) and all(Proof(one.version, one.digest) == proof for one in receipts)
         return False
 
-    def _fetch(self, held: str) -> Weights | Held | None:
-        source = self._source
-        if source is None:
-            return None
-        ask = partial(source.current_unless, held) if isinstance(source, CallbackWeights) else source.current
-        again = Retrying(
-            retry=retry_if_exception(_may_pass),
-            wait=wait_random_exponential(multiplier=0.2, max=5.0),
-            stop=stop_after_delay(self._deadline_s),
-            reraise=True,
-        )
-        try:
-            fetched: Weights | Held | None = again(bounded, ask, self._deadline_s, "rayguard-weights")
-        except TimeoutError as late:
-            raise WeightSourceError(f"the weight source took over {self._deadline_s:.0f} s") from late
-        except WeightsError:
-            raise
-        except Exception as error:
-            raise WeightSourceError(f"the weight source failed: {type(error).__name__}: {error}") from error
-        return fetched
+    def _fetch(self, held: str) -> Weights | HeldWeights | None:
+        return None if self._source is None else fetch(self._source, held, self._deadline_s)
 
 
 def _not_served(weights: Weights, why: str) -> WeightsError:
     return WeightsError(f"weights {weights.version!r} are not served: {why}")
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Say whether asking again may help: a trainer that is restarting comes back, a dead one does not."""
-    return any(kind.__name__ in _PASSING for kind in type(error).__mro__)

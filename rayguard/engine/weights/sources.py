@@ -1,4 +1,4 @@
-"""Where the current weights come from: a function, a checkpoint folder, or always the same.
+"""Where the current weights come from: a function, or a checkpoint folder.
 
 The value itself and its proof are ``rayguard.engine.weights.version``; when it is asked for is ``current``.
 """
@@ -6,26 +6,24 @@ The value itself and its proof are ``rayguard.engine.weights.version``; when it 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from rayguard.engine.weights import tensorfile
 from rayguard.engine.weights.version import Weights, check
 from rayguard.errors import ConfigError, WeightsError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 MAX_REFERENCES = 4  # an ObjectRef to an ObjectRef to ...: then it is a mistake
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldWeights:
     """What a source may answer instead of weights that the asker has already, to the byte."""
 
     version: str
@@ -41,17 +39,6 @@ class WeightSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FixedWeights:
-    """Always the same weights, or none."""
-
-    weights: Weights | None
-
-    def current(self) -> Weights | None:
-        """Return them."""
-        return self.weights
-
-
-@dataclass(frozen=True, slots=True)
 class CallbackWeights:
     """Asks a function, e.g. ``trainer.weights.remote``, which returns one of:
 
@@ -62,17 +49,17 @@ class CallbackWeights:
     engine has already is then not even fetched.
     """  # noqa: D415 - the list is the sentence's end
 
-    fn: Callable[[], Any]
+    fn: Callable[[], object]
     timeout_s: float = 60.0
     _fetched: dict[tuple[str, str], str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def current(self) -> Weights | None:
         """Call the function and fetch what it refers to."""
         found = self.current_unless("")
-        assert not isinstance(found, Held)  # nothing has an empty digest
+        assert not isinstance(found, HeldWeights)  # nothing has an empty digest
         return found
 
-    def current_unless(self, held: str) -> Weights | Held | None:
+    def current_unless(self, held: str) -> Weights | HeldWeights | None:
         """Call the function and fetch what it refers to, unless it is known to have the digest ``held``."""
         value = self._fetch(self.fn())
         if value is None or isinstance(value, Weights):
@@ -82,14 +69,14 @@ class CallbackWeights:
         # What a reference stands for never changes: the same one means the same bytes.
         version, reference = str(value[0]), _reference(value[1])
         if held and reference and self._fetched.get((version, reference)) == held:
-            return Held(version)
+            return HeldWeights(version)
         weights = self._weights(version, value)
         self._fetched.clear()
         if reference:
             self._fetched[version, reference] = weights.digest
         return weights
 
-    def _weights(self, version: str, value: Any) -> Weights:
+    def _weights(self, version: str, value: Sequence[object]) -> Weights:
         body = self._fetch(value[1])
         if isinstance(body, (bytes, bytearray, memoryview)):
             return Weights(version, payload=bytes(body))
@@ -99,7 +86,7 @@ class CallbackWeights:
             return Weights.from_tensors(version, body)
         raise self._refuse(value)
 
-    def _fetch(self, value: Any) -> Any:
+    def _fetch(self, value: object) -> object:
         """Follow Ray references. Ray is only looked at where the user has loaded it."""
         ray = sys.modules.get("ray")
         for _ in range(MAX_REFERENCES):
@@ -114,7 +101,7 @@ class CallbackWeights:
                 ) from error
         raise self._refuse(value)
 
-    def _refuse(self, value: Any) -> ConfigError:
+    def _refuse(self, value: object) -> ConfigError:
         if hasattr(value, "close") and hasattr(value, "cr_frame"):
             value.close()  # a coroutine: left alone it would warn that it was never awaited
         return ConfigError(
@@ -123,7 +110,7 @@ class CallbackWeights:
         )
 
 
-def _reference(value: Any) -> str:
+def _reference(value: object) -> str:
     """Return the name of a Ray reference, an empty string for any other value."""
     ray = sys.modules.get("ray")
     return value.hex() if ray is not None and isinstance(value, ray.ObjectRef) else ""
@@ -179,16 +166,44 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def as_source(obj: WeightSource | Weights | Callable[[], Any] | str | os.PathLike[str]) -> WeightSource:
-    """Return the source that the user means by ``obj``: a source, weights, a function or a path."""
+@dataclass(frozen=True, slots=True)
+class OwnPush:
+    """The user's own push: ``push(engine)`` puts the current weights into a new engine before it serves.
+
+    What it returns is awaited under an ``AsyncLLM``; a text is the version's name.
+    """
+
+    push: Callable[[Any], object]
+
+
+GivenWeights: TypeAlias = (
+    "WeightSource | Weights | Callable[[], object] | Callable[[Any], object] | str | os.PathLike[str]"
+)
+
+
+def as_source(obj: GivenWeights) -> WeightSource | OwnPush:
+    """Return the source that the user means by ``obj``: a source, weights, a function or a path.
+
+    A function that must be given one argument is the user's own push (``OwnPush``).
+    """
     if isinstance(obj, WeightSource):
         return obj
     if isinstance(obj, Weights):
-        return FixedWeights(obj)
+        return CallbackWeights(lambda: obj)
     if isinstance(obj, (str, os.PathLike)):
         return CheckpointWeights(os.fspath(obj))
     if callable(obj):
-        return CallbackWeights(obj)
+        function: Callable[..., object] = obj
+        return OwnPush(function) if _takes_engine(function) else CallbackWeights(function)
     raise ConfigError(
         f"weights must be a WeightSource, Weights, a function or a checkpoint path, got {type(obj).__name__}"
     )
+
+
+def _takes_engine(function: Callable[..., object]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # built in
+        return False
+    must = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return len(must) == 1 and must[0].kind is not inspect.Parameter.KEYWORD_ONLY

@@ -1,7 +1,7 @@
 """Large payloads as a file in shared memory for the time of a push.
 
-Not here: the workers that read the file (``vllm.receiver``), and checkpoints that the user keeps
-(``weights.CheckpointWeights``): those are never deleted.
+Not here: the workers that read the file (``rayguard.engine.vllm.receiver``), and checkpoints that the user
+keeps (``sources.CheckpointWeights``): those are never deleted.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Read with plain ``read`` calls, never mapped: a trainer that overwrites a checkpoint while it is being
 checked would kill the reader with SIGBUS. Not here: what a version is (``weights``), and putting
-tensors into a model (``vllm.receiver``).
+tensors into a model (``rayguard.engine.vllm.receiver``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, TypedDict
 
 from rayguard.errors import WeightsError
 
@@ -42,7 +42,7 @@ _NON_FINITE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class TensorEntry:
     """One tensor of a safetensors stream; ``start`` and ``stop`` count from the start of the stream."""
 
     dtype: str
@@ -51,7 +51,7 @@ class Entry:
     stop: int
 
 
-def read_header(stream: IO[bytes], where: str) -> dict[str, Entry]:
+def read_header(stream: IO[bytes], where: str) -> dict[str, TensorEntry]:
     """Return what the stream holds by tensor name; WeightsError if its header and its size disagree.
 
     A file that is still being written ends before its header says it does, so it is refused here.
@@ -75,13 +75,19 @@ def read_header(stream: IO[bytes], where: str) -> dict[str, Entry]:
     return entries
 
 
-def _entry(value: dict[str, Any], base: int) -> Entry:
+class _Described(TypedDict):
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
+
+
+def _entry(value: _Described, base: int) -> TensorEntry:
     start, stop = value["data_offsets"]
     shape = tuple(int(dim) for dim in value["shape"])
-    return Entry(dtype=str(value["dtype"]), shape=shape, start=base + int(start), stop=base + int(stop))
+    return TensorEntry(dtype=str(value["dtype"]), shape=shape, start=base + int(start), stop=base + int(stop))
 
 
-def _refuse_gaps(entries: dict[str, Entry], *, begin: int, end: int, where: str) -> None:
+def _refuse_gaps(entries: dict[str, TensorEntry], *, begin: int, end: int, where: str) -> None:
     """Tensors must fill the stream to its last byte, each as long as its dtype and shape say."""
     at = begin
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
@@ -97,7 +103,7 @@ def _refuse_gaps(entries: dict[str, Entry], *, begin: int, end: int, where: str)
         raise WeightsError(f"{where} is cut off or padded: its tensors end at byte {at}, it has {end}")
 
 
-def first_non_finite(stream: IO[bytes], entries: dict[str, Entry]) -> str | None:
+def first_non_finite(stream: IO[bytes], entries: dict[str, TensorEntry]) -> str | None:
     """Return the name of the first tensor with a NaN or an infinity in it, None if all are finite."""
     import numpy as np  # noqa: PLC0415 - heavy, and only here
 

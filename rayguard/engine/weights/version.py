@@ -1,12 +1,13 @@
 """Which weights an engine must have: the value, what unfits it, and the proof that it is there.
 
-A version travels as safetensors bytes or as a path that the engine's workers can read. The way of a
-push: ``source.current()`` -> ``check`` -> ``spill.sendable`` -> the engine's workers (``vllm.receiver``)
--> ``verify`` with what each of them reports. ``digest`` ties the ends together.
+A version travels as safetensors bytes or as a path that the engine's workers can read. The way of a push:
+``source.current()`` -> ``check`` -> ``spill.sendable`` -> the engine's workers
+(``rayguard.engine.vllm.receiver``) -> ``verify`` with what each of them reports. ``digest`` ties the ends
+together.
 
-Not here: where the current version comes from (``sources``), loading into a model (``vllm.receiver``),
-the bytes of the format (``tensorfile``), deadlines, and dropping the prefix cache after a push (the engine
-adapter).
+Not here: where the current version comes from (``sources``), loading into a model
+(``rayguard.engine.vllm.receiver``), the bytes of the format (``tensorfile``), deadlines, and dropping the
+prefix cache after a push (the engine adapter).
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import contextlib
 import io
 import os
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from rayguard.engine.weights import tensorfile
 from rayguard.errors import ConfigError, WeightsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +55,19 @@ class Weights:
             )
 
     @classmethod
-    def from_tensors(cls, version: str, tensors: Mapping[str, Any]) -> Weights:
+    def from_tensors(cls, version: str, tensors: Mapping[str, torch.Tensor]) -> Weights:
         """Return the tensors as a payload, whatever device they are on."""
         from safetensors.torch import save  # noqa: PLC0415 - imports torch
 
-        ready: dict[str, Any] = {}
+        ready: dict[str, torch.Tensor] = {}
         storages: set[int] = set()
         for name, tensor in tensors.items():
             if hasattr(tensor, "full_tensor"):
                 raise ConfigError(f"{name!r} is one shard of a distributed tensor: send tensor.full_tensor()")
-            here = tensor.detach().cpu().contiguous()
-            storage = here.untyped_storage().data_ptr()
+            local = tensor.detach().cpu().contiguous()
+            storage = local.untyped_storage().data_ptr()
             # safetensors refuses tensors that share memory, as tied embeddings in a state_dict do.
-            ready[name] = here.clone() if storage in storages else here
+            ready[name] = local.clone() if storage in storages else local
             storages.add(storage)
         return cls(version, payload=save(ready))
 
@@ -90,7 +93,7 @@ class Weights:
             name: (entry.dtype, entry.shape) for _, entries in self.parts() for name, entry in entries.items()
         }
 
-    def parts(self) -> Iterator[tuple[IO[bytes], dict[str, tensorfile.Entry]]]:
+    def parts(self) -> Iterator[tuple[IO[bytes], dict[str, tensorfile.TensorEntry]]]:
         """Yield each file (or the payload) opened, with its header read and found in order."""
         if self.payload is not None:
             stream = io.BytesIO(self.payload)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-
-from rayguard.faults.frame import Frame
+from dataclasses import dataclass
 
 TRACEBACK = "Traceback (most recent call last)"
 # Its quotes may be those of a JSON text, and people leave numbers out: "line ~2124", "line N".
@@ -34,6 +33,19 @@ _OTHERS = tuple(
 _LINK = re.compile(r"^\[(/[^\]\s]{1,400}\.py)\]\(https?://[^)\s]{1,200}\)")  # as Colab writes a file's name
 _MODULE = "<module>"
 _RUN_IN = re.compile(r"([A-Za-z_][\w.]{0,100}(?:\.?<\w{1,20}>)?|<\w{1,20}>) (?!\()(\S.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a traceback."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
 
 
 def boxed_frame_in(text: str) -> Frame | None:

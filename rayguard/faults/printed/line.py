@@ -35,7 +35,7 @@ _JSON_RAISED = ("exc_info", "exception", "traceback", "stack_trace", "exc_text",
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PrintedLine:
     """One line. ``process`` and ``source`` together tell apart what was interleaved."""
 
     number: int  # in its file, from 1
@@ -53,7 +53,7 @@ class Line:
         return self.level in _MILD
 
 
-def peel(raw: str, number: int = 0) -> Line:
+def peel(raw: str, number: int = 0) -> PrintedLine:
     """Return the line within ``raw``, which may be anything."""
     text = _unquoted(printable(raw))
     times, width = 1, len(text)
@@ -75,7 +75,7 @@ def peel(raw: str, number: int = 0) -> Line:
         level = told.get("level") or level
     if "Warning: " in text and _PYTHONS_WARNING.match(text):
         level = "WARNING"
-    return Line(
+    return PrintedLine(
         number, text, " ".join(who), source.rstrip(":"), _BY_LETTER.get(level, level), taken, width, times
     )
 

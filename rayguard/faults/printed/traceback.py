@@ -10,13 +10,13 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rayguard.faults.frame import Frame
-from rayguard.faults.printed.frames import TRACEBACK, boxed_frame_in, frame_in
+from rayguard.faults.printed.exception_line import NAME, exception_after_frames, named_exception
+from rayguard.faults.printed.frames import TRACEBACK, Frame, boxed_frame_in, frame_in
 from rayguard.faults.printed.guess import ENDINGS, asserted, completed, from_code, mistake_saying, type_saying
-from rayguard.faults.printed.heads import Heads
+from rayguard.faults.printed.learnt_prefixes import Heads
 
 if TYPE_CHECKING:
-    from rayguard.faults.printed.line import Line
+    from rayguard.faults.printed.line import PrintedLine
 
 MAX_TEXT_CHARS = 32_000  # of a text within an exception: the end is what counts
 MAX_FRAMES = 48
@@ -29,31 +29,22 @@ _BOX = "│╭╰"
 _DUMPS = ("Stack (most recent call first)", "Current thread 0x", "Thread 0x")
 _IGNORED = ("Exception ignored in", *_DUMPS)
 _FATAL = "Fatal Python error: "
-_NAME = r"[A-Za-z_][\w.]{0,160}"
 # A notebook names the type in front: "RuntimeError      Traceback (most recent call last)".
-_HEAD_TYPE = re.compile(rf"^({_NAME})(?:\(({_NAME})\))?\s{{4,80}}Traceback \(most recent")
+_HEAD_TYPE = re.compile(rf"^({NAME})(?:\(({NAME})\))?\s{{4,80}}Traceback \(most recent")
 # VS Code's debugger names the type, then the message; its frames begin with the innermost.
-_DEBUGGER = re.compile(rf"^(?:Exception has occurred|发生异常): ({_NAME})")
+_DEBUGGER = re.compile(rf"^(?:Exception has occurred|发生异常): ({NAME})")
 # The line of code that rich and typer, or a notebook, mark below a frame.
 _BOXED_CODE = re.compile(r"^❱\s{0,4}\d{1,9}\s{0,4}[│|]?\s{0,80}(.{0,400})$")
 _CELL_CODE = re.compile(r"^-{2,5}> (\d{1,9}) (.{0,400})$")
 # A frame of a dump (faulthandler, SIGABRT): no exception ends it, whatever comes below.
 _DUMPED = re.compile(r'^ {0,4}File "[^"]{1,400}", line \d{1,9} in ')
 # Two processes wrote at once: "AssertionError  File "/a.py", line 1, in f", and later ": what it says".
-_RUN_IN = re.compile(rf'^({_NAME}{ENDINGS}):?\s{{2,8}}(?=File "[^"]{{1,400}}", line \d)')
+_RUN_IN = re.compile(rf'^({NAME}{ENDINGS}):?\s{{2,8}}(?=File "[^"]{{1,400}}", line \d)')
 _MARKS = re.compile(  # carets, what was left out, a notebook's lines round the one that raised
     r"^[\s|]*[\^~\s]+$|^\s*\.\.\.<\d{1,6} lines>\.\.\.$"
     r"|^\s*\[Previous line repeated \d{1,9} more times?\]$"
     r"|^\s{0,8}(?:\d{1,9} .{0,4000}|\d{1,9}|\(\.\.\.\).{0,200})$"
 )
-# What torch.OutOfMemoryError, RayTaskError(ValueError) and a bare AssertionError look like.
-_TYPED = re.compile(
-    rf"^(?:\w{{1,40}} )?(Exception|{_NAME}{ENDINGS}|[a-z_][\w.]{{0,120}}\.[A-Z]\w{{2,80}})"
-    rf"(\({_NAME}\))?(?:: ?(.*))?$"
-)
-# Not "wandb: run history", "ERROR: gone": what other programs print next.
-_OTHERS = r"(?![a-z]\w{0,40}: |(?:DEBUG|INFO|NOTE|HINT|WARN|WARNING|ERROR|CRITICAL|FATAL): )"
-_AFTER_FRAMES = re.compile(rf"^{_OTHERS}({_NAME})(\({_NAME}\))?: (.*)$|^({_NAME}{ENDINGS})$")
 _ENDS_MESSAGE = re.compile(
     r"^(?:Traceback|EngineCore |WorkerProc |AsyncLLM |During handling|The above exception|Process "
     r"|Exception ignored|frame #"
@@ -71,7 +62,7 @@ class PrintedException:
     message: str
     frames: tuple[Frame, ...]
     wrapped: tuple[str, ...]
-    line: Line
+    line: PrintedLine
 
 
 @dataclass(slots=True)
@@ -88,7 +79,7 @@ class TracebackReader:
     )  # of the wrapper, in case that nothing follows
     _type: str = ""
     _message: list[str] = field(default_factory=list)
-    _at: Line | None = None  # the line that names the type; the last frame's until it is seen
+    _at: PrintedLine | None = None  # the line that names the type; the last frame's until it is seen
     _said: str = ""  # the line after the frames, which may be a message without its type
     _asserted: str = ""  # the assertion on the line before, where the frame that it is of was cut off
     _named: str = ""  # the type that the head names
@@ -99,7 +90,7 @@ class TracebackReader:
     _dump: bool = False  # of threads: no exception ends it, and one below it is another one
     _open: bool = False  # a head or a frame was seen, and no type yet
 
-    def feed(self, line: Line) -> tuple[bool, PrintedException | None]:
+    def feed(self, line: PrintedLine) -> tuple[bool, PrintedException | None]:
         """Return whether ``line`` is part of a traceback, and the earlier exception that it completes."""
         text = line.text
         if text.startswith((*_IGNORED, _FATAL)):  # no code of the frame above it
@@ -127,7 +118,7 @@ class TracebackReader:
             done = self._add_frame(frame, line, "" if run_in is None else run_in[1])
             self._ignored, self._dump = self._ignored or dumped, self._dump or dumped
             return True, done
-        below_dump = self._dump and text[:1].strip() != "" and _typed(text) is not None
+        below_dump = self._dump and text[:1].strip() != "" and named_exception(text) is not None
         if self._open and not below_dump:
             return self._within(line)
         return self._after(line)
@@ -167,7 +158,7 @@ class TracebackReader:
         self._type = named or self._named or (self._wrapped[-1] if self._wrapped else "")
         self._message = list(filter(None, [message or said]))
 
-    def _boxed(self, text: str, line: Line) -> tuple[bool, PrintedException | None]:
+    def _boxed(self, text: str, line: PrintedLine) -> tuple[bool, PrintedException | None]:
         frame = boxed_frame_in(text)
         if frame is not None:
             return True, self._add_frame(frame, line)
@@ -178,7 +169,7 @@ class TracebackReader:
         self._wants_code = False
         return self._open, None
 
-    def _add_frame(self, frame: Frame, line: Line, run_in: str = "") -> PrintedException | None:
+    def _add_frame(self, frame: Frame, line: PrintedLine, run_in: str = "") -> PrintedException | None:
         """Add ``frame``; the type that stands before it ends the traceback so far, and may say more below."""
         done = None
         if run_in and self._frames:
@@ -193,7 +184,7 @@ class TracebackReader:
         self._said = self._said if self._inside_out else ""
         return done
 
-    def _within(self, line: Line) -> tuple[bool, PrintedException | None]:
+    def _within(self, line: PrintedLine) -> tuple[bool, PrintedException | None]:
         text = line.text
         if not text.strip() or _MARKS.match(text):
             return True, None
@@ -206,7 +197,7 @@ class TracebackReader:
             return True, None
         indented = text[0] in " \t|"
         rest = bool(self._named) and text.startswith(": ")  # of a line that two processes wrote
-        if self._wants_code and self._frames and not rest and (indented or not _typed(text)):
+        if self._wants_code and self._frames and not rest and (indented or not named_exception(text)):
             last = self._frames[-1]
             self._frames[-1] = Frame(last.file, last.line, last.function, text.strip(" |\t"))
             self._wants_code = False
@@ -215,7 +206,11 @@ class TracebackReader:
         if rest:
             found: tuple[str, str, str] | None = (self._named, "", bare[2:].strip())
         else:
-            found = None if indented and self._frames and not _typed(bare) else _named(bare)
+            found = (
+                None
+                if indented and self._frames and not named_exception(bare)
+                else exception_after_frames(bare)
+            )
         if found is not None:
             return self._name(found, line, before)
         self._asserted = asserted(text)
@@ -228,7 +223,7 @@ class TracebackReader:
         return indented, None
 
     def _name(
-        self, found: tuple[str, str, str], line: Line, code: str
+        self, found: tuple[str, str, str], line: PrintedLine, code: str
     ) -> tuple[bool, PrintedException | None]:
         name, inner, message = found
         if code and name == "AssertionError":  # as pytest says it, of an assertion that says nothing itself
@@ -243,17 +238,17 @@ class TracebackReader:
             self._wrapped.append(inner)
         return True, None
 
-    def _after(self, line: Line) -> tuple[bool, PrintedException | None]:
+    def _after(self, line: PrintedLine) -> tuple[bool, PrintedException | None]:
         if self._type and self._continues(line):
             self._message.append(line.text.strip())
             return False, None  # also looked at by itself: it may be somebody else's line
         return self._begin(line)
 
-    def _begin(self, line: Line) -> tuple[bool, PrintedException | None]:
+    def _begin(self, line: PrintedLine) -> tuple[bool, PrintedException | None]:
         """Begin with a line that names an exception; its frames were cut off, or stood in another process."""
         before = self._asserted
         done = self.end()
-        found = _typed(line.text.strip())
+        found = named_exception(line.text.strip())
         if found is None and (name := mistake_saying(line.text)):
             found = name, "", line.text
         if found is None or (line.mild and not line.text.startswith(found[0])):
@@ -262,12 +257,12 @@ class TracebackReader:
         self._at = line
         return self._name(found, line, before)[0], done
 
-    def _continues(self, line: Line) -> bool:
+    def _continues(self, line: PrintedLine) -> bool:
         if self._at is None or not line.text.strip() or len(self._message) >= MAX_MESSAGE_LINES:
             return False
-        return self._is_message(line) and _typed(line.text.strip()) is None
+        return self._is_message(line) and named_exception(line.text.strip()) is None
 
-    def _is_message(self, line: Line) -> bool:
+    def _is_message(self, line: PrintedLine) -> bool:
         at = self._at
         same_form = at is not None and line.prefixed == at.prefixed and line.level == at.level
         return same_form and not _ENDS_MESSAGE.match(line.text)
@@ -285,26 +280,3 @@ def exceptions_in(text: str) -> tuple[PrintedException, ...]:
     fed = (reader.feed(heads.peel(raw)) for raw in text[-MAX_TEXT_CHARS:].splitlines())
     found = [*(done for _, done in fed), reader.end()]
     return tuple(one for one in found if one is not None and one.frames and one.type_name)
-
-
-def _typed(text: str) -> tuple[str, str, str] | None:
-    """Return type, wrapped type and message of a line that names an exception by itself."""
-    found = _TYPED.match(text)
-    if found is None:
-        return None
-    name, message = found[1], found[3] or ""
-    half = name[: len(name) // 2]
-    if half * 2 == name:  # two ranks wrote at once: "KeyErrorKeyError: : 'id'"
-        name, message = half, message.removeprefix(": ")
-    return name, (found[2] or "").strip("()"), message
-
-
-def _named(text: str) -> tuple[str, str, str] | None:
-    """Return the same of the line after frames, where a name of any form is an exception's."""
-    typed = _typed(text)
-    if typed is not None:
-        return typed
-    found = _AFTER_FRAMES.match(text)
-    if found is None:
-        return None
-    return (found[1] or found[4], (found[2] or "").strip("()"), found[3] or "")

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from rayguard.faults.printed.frames import TRACEBACK
-from rayguard.faults.printed.line import Line, peel
+from rayguard.faults.printed.line import PrintedLine, peel
 
 MAX_LINES = 400
 _HEAD = f"{TRACEBACK}:"
@@ -25,7 +25,7 @@ _LAST = re.compile(
 _ASSERTED = re.compile(r"^\s{0,40}(assert .{1,400}?)\s{1,8}AssertionError(?:: (.{0,2000}))?$")
 
 
-def unfolded(line: Line) -> tuple[Line, ...]:
+def unfolded(line: PrintedLine) -> tuple[PrintedLine, ...]:
     """Return ``line`` as the lines that it was made of; itself where it is one."""
     text = line.text
     if "AssertionError" in text and (found := _ASSERTED.match(text)) is not None:
@@ -45,7 +45,7 @@ def unfolded(line: Line) -> tuple[Line, ...]:
     return tuple(_part(line, one) for one in texts[:MAX_LINES])
 
 
-def _part(line: Line, text: str) -> Line:
+def _part(line: PrintedLine, text: str) -> PrintedLine:
     """Return one of the lines that ``line`` was made of; it may have a prefix of its own."""
     part = peel(text, line.number)
     return replace(

@@ -15,9 +15,10 @@ from rayguard.memory.holders import Process
 from rayguard.memory.probes.device import DeviceMemory, DeviceProbe
 from rayguard.memory.probes.files import FilesProbe, FileSystem
 from rayguard.memory.probes.node import MonitorSettings, NodeMemory, NodeProbe, Stall
-from rayguard.memory.probes.process import detail, resident
+from rayguard.memory.probes.process import pss as pss_of
 from rayguard.memory.probes.ray_node import RayNode, Registered, ray_nodes, registered
-from rayguard.memory.probes.store import StoreMemory, StoreProbe
+from rayguard.process.resident import resident
+from rayguard.ray_internals.node_stats import StoreMemory, StoreProbe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -141,11 +142,11 @@ class Observer:
         unknown = 0
         for process in processes(self._proc):
             user = users.get(process.pid)
-            found = detail(process.pid, proc=self._proc) if pss and process.private is not None else None
+            found = pss_of(process.pid, proc=self._proc) if pss and process.private is not None else None
             unknown += pss and process.private is not None and found is None
             yield replace(
                 process,
-                pss=found.pss if found is not None else None,
+                pss=found,
                 device=on_devices.get(process.pid, 0),
                 objects=user.owned_bytes if user is not None else 0,
                 driver=user is not None and user.driver,

@@ -29,32 +29,6 @@ class DeviceMemory:
     users: Mapping[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchMemory:
-    """Bytes of torch's caching allocator on one device.
-
-    ``allocated`` is what tensors hold, ``reserved`` what the driver gave. ``stuck`` is what is free in blocks
-    that are partly in use: ``empty_cache`` cannot give it back, and a big tensor cannot use it.
-    """
-
-    index: int  # as torch counts: among the visible devices
-    allocated: int
-    reserved: int
-    stuck: int
-    retries: int = 0  # allocations that succeeded only after the cache was emptied
-    ooms: int = 0
-
-    @property
-    def cached(self) -> int:
-        """What ``torch.cuda.empty_cache`` would give back."""
-        return max(0, self.reserved - self.allocated - self.stuck)
-
-    @property
-    def fragmented_ratio(self) -> float:
-        """The share (0 to 1) of the reserved memory that is free and of no use to a big tensor."""
-        return self.stuck / self.reserved if self.reserved else 0.0
-
-
 class DeviceProbe:
     """Asks the driver; loads it once, and again after a fork."""
 
@@ -109,29 +83,19 @@ class DeviceProbe:
         )
 
 
-def torch_memory() -> tuple[TorchMemory, ...]:
-    """Return what torch's allocator holds in this process; empty where nothing has used CUDA yet."""
+def torch_reserved() -> dict[int, int]:
+    """Return bytes by device (as torch counts: the visible ones) that torch's allocator took from the driver.
+
+    Of this process; empty where nothing has used CUDA yet.
+    """
     torch: Any = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     # Half imported (another thread is at it), built without CUDA, or CUDA not in use: nothing to see.
     if cuda is None or not getattr(cuda, "is_initialized", bool)() or not hasattr(cuda, "memory_stats"):
-        return ()
-    found = []
-    for index in range(cuda.device_count()):
-        stats = cuda.memory_stats(index)
-        reserved = int(stats.get("reserved_bytes.all.current", 0))
-        if reserved:
-            found.append(
-                TorchMemory(
-                    index=index,
-                    allocated=int(stats.get("allocated_bytes.all.current", 0)),
-                    reserved=reserved,
-                    stuck=int(stats.get("inactive_split_bytes.all.current", 0)),
-                    retries=int(stats.get("num_alloc_retries", 0)),
-                    ooms=int(stats.get("num_ooms", 0)),
-                )
-            )
-    return tuple(found)
+        return {}
+    stats = (cuda.memory_stats(index) for index in range(cuda.device_count()))
+    reserved = (int(one.get("reserved_bytes.all.current", 0)) for one in stats)
+    return {index: used for index, used in enumerate(reserved) if used}
 
 
 def _device(nvml: Any, index: int) -> DeviceMemory | None:

@@ -17,17 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayguard.process.cgroup import UNLIMITED, memory_groups, number, numbers, oom_kills, text, usage
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 _MEMSW = "memory.memsw.usage_in_bytes"
 _AVERAGE = re.compile(r"(avg\d+)=(\d+(?:\.\d+)?)")
-_MAX_BYTES = 1 << 16
-_MEMINFO = re.compile(
-    r"^(MemTotal|MemFree|MemAvailable|Buffers|Cached|SwapTotal|SwapFree):\s+(\d+) kB$", re.MULTILINE
-)
-_UNLIMITED = 1 << 62  # version 1 says "no limit" with 2**63 less a page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,22 +85,18 @@ class Stall:
 
 
 class NodeProbe:
-    """Reads this node; ``pid`` chooses whose cgroup is "own" (None: the caller's)."""
+    """Reads this node; the caller's cgroup is "own"."""
 
     def __init__(
         self,
         settings: MonitorSettings | None = None,
         *,
-        pid: int | None = None,
         proc: Path = _PROC,
         cgroup: Path = _CGROUP,
     ) -> None:
         self.settings = settings or MonitorSettings.of()
-        self._who = "self" if pid is None else str(pid)
         self._proc = proc
         self._cgroup = cgroup
-        self._own_text = ""
-        self._own: tuple[Path, ...] = ()
 
     def read(self) -> NodeMemory | None:
         """Return use and limit as Ray sees them; None where neither meminfo nor a cgroup can be read."""
@@ -138,28 +131,22 @@ class NodeProbe:
         """
         own = next(iter(self._own_directories()), self._cgroup)  # its parents also count its neighbours
         for directory in (own, self._cgroup, self._cgroup / "memory"):
-            for name in ("memory.events", "memory.oom_control"):
-                count = _numbers(directory / name).get("oom_kill")
-                if count is not None:
-                    return count
-        return self.machine_oom_kills()
-
-    def machine_oom_kills(self) -> int | None:
-        """Return the kernel's count for the whole machine since its start; None before Linux 4.13."""
-        return _numbers(self._proc / "vmstat").get("oom_kill")
+            count = oom_kills(directory)
+            if count is not None:
+                return count
+        return numbers(self._proc / "vmstat").get("oom_kill")  # None before Linux 4.13
 
     def stall(self) -> Stall | None:
         """Return the pressure of this process's cgroup, or of the machine; None where the kernel has none."""
         around = (directory / "memory.pressure" for directory in (*self._own_directories(), self._cgroup))
         for path in (*around, self._proc / "pressure/memory"):
-            found = _stall(_text(path))
+            found = _stall(text(path))
             if found is not None:
                 return found
         return None
 
     def _machine(self) -> tuple[NodeMemory | None, tuple[int, int]]:
-        found = _MEMINFO.findall(_text(self._proc / "meminfo"))
-        kib = {name: int(value) for name, value in found}
+        kib = {name.rstrip(":"): value for name, value in numbers(self._proc / "meminfo").items()}
         total, available = kib.get("MemTotal"), kib.get("MemAvailable")
         if available is None and {"MemFree", "Cached", "Buffers"} <= kib.keys():
             available = kib["MemFree"] + kib["Cached"] + kib["Buffers"]
@@ -171,61 +158,29 @@ class NodeProbe:
 
     def _swap(self, machine: tuple[int, int]) -> tuple[int, int]:
         """Return used and total swap of the cgroup; the machine's where the cgroup has no such file."""
-        text = _text(self._cgroup / "memory.swap.max").strip()
-        if not text:
+        content = text(self._cgroup / "memory.swap.max").strip()
+        if not content:
             return machine
-        total = int(text) if text.isdecimal() and int(text) < _UNLIMITED else machine[1]
-        used = _number(self._cgroup / "memory.swap.current") or 0
-        cached = _numbers(self._cgroup / "memory.stat").get("swapcached", 0)
+        total = int(content) if content.isdecimal() and int(content) < UNLIMITED else machine[1]
+        used = number(self._cgroup / "memory.swap.current") or 0
+        cached = numbers(self._cgroup / "memory.stat").get("swapcached", 0)
         return (max(0, used - cached) if total else 0), total
 
     def _own_directories(self) -> tuple[Path, ...]:
         """Return the memory cgroups around this process, innermost first, without the root."""
-        text = _text(self._proc / self._who / "cgroup")
-        if text != self._own_text:  # it is the same for most of a process's life
-            self._own_text, self._own = text, tuple(self._found(text))
-        return self._own
-
-    def _found(self, text: str) -> Iterator[Path]:
-        for line in text.splitlines():
-            _, controllers, path = (*line.split(":", 2), "", "")[:3]
-            if "memory" in controllers.split(","):
-                root = self._cgroup / "memory"
-            elif not controllers and (self._cgroup / "cgroup.controllers").exists():
-                root = self._cgroup
-            else:  # another controller, or the new hierarchy of a hybrid machine: no memory in it
-                continue
-            inside = Path(path.strip("/"))
-            for part in (inside, *inside.parents):
-                # A path of the machine is not there inside a container: its own cgroup is the root then.
-                if part != Path() and ".." not in part.parts and _has_memory(root / part):
-                    yield root / part
-
-
-def _has_memory(directory: Path) -> bool:
-    return (directory / "memory.stat").exists()
+        found = memory_groups(text(self._proc / "self/cgroup"), self._cgroup)
+        return () if found is None else found[1]
 
 
 def _group(directory: Path, *, swap: bool = False) -> NodeMemory | None:
-    """Return use and limit of one cgroup of either version; None without a limit, or unreadable."""
-    version_2 = (directory / "memory.max").exists()
-    prefix = "memory.memsw" if swap else "memory"
-    limit = _number(directory / ("memory.max" if version_2 else f"{prefix}.limit_in_bytes"))
-    if not limit or limit >= _UNLIMITED:
-        return None
-    used = _number(directory / ("memory.current" if version_2 else f"{prefix}.usage_in_bytes"))
-    stat = _numbers(directory / "memory.stat")
-    total = "" if version_2 else "total_"
-    inactive, active = stat.get(f"{total}inactive_file"), stat.get(f"{total}active_file")
-    if used is None or inactive is None or active is None:
-        return None
-    return NodeMemory(used=min(limit, max(0, used - inactive - active)), total=limit, source="cgroup")
+    found = usage(directory, swap=swap)
+    return None if found is None else NodeMemory(used=found.used, total=found.limit, source="cgroup")
 
 
-def _stall(text: str) -> Stall | None:
+def _stall(content: str) -> Stall | None:
     """Read "some avg10=0.12 avg60=0.00 avg300=0.00 total=123"; percent become shares."""
     found: dict[str, float] = {}
-    for line in text.splitlines():
+    for line in content.splitlines():
         who = line.partition(" ")[0]
         found.update({f"{who} {name}": float(value) / 100 for name, value in _AVERAGE.findall(line)})
     if not {"some avg10", "some avg60"} <= found.keys():
@@ -236,30 +191,6 @@ def _stall(text: str) -> Stall | None:
         full_10s_ratio=found.get("full avg10", 0.0),
         full_60s_ratio=found.get("full avg60", 0.0),
     )
-
-
-def _text(path: Path) -> str:
-    """Return a short file of the kernel's; '' where it is missing, forbidden, or its feature switched off."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        return os.read(fd, _MAX_BYTES).decode("ascii", "replace")
-    except OSError:  # pressure that was switched off at boot opens, and cannot be read
-        return ""
-    finally:
-        os.close(fd)
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _numbers(path: Path) -> dict[str, int]:
-    pairs = (line.split() for line in _text(path).splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}  # noqa: PLR2004
 
 
 def _chosen(

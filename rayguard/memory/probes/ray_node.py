@@ -10,10 +10,12 @@ import json
 import os
 import re
 import socket
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rayguard.ray_internals.gcs_tables import raylet_of
+from rayguard.ray_internals.worker import connected_ray
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,8 +72,8 @@ def own_ray_node(proc: Path = _PROC) -> RayNode | None:
     pid = os.environ.get("RAY_RAYLET_PID", "")
     if pid.isdecimal() and (node := _ray_node(proc / pid)) is not None:
         return node
-    ray: Any = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
+    ray = connected_ray()
+    if ray is None:
         return None
     node_id = ray.get_runtime_context().get_node_id()
     return next((node for node in ray_nodes(proc) if node.node_id == node_id), None)
@@ -81,25 +83,8 @@ def registered(node: RayNode) -> Registered | None:
     """Ask the GCS about ``node``; None when it does not know it, or does not answer. Loads Ray."""
     if not _listens(node.gcs_address):  # Ray's own client would try for many seconds
         return None
-    from ray._private.state import GlobalState  # noqa: PLC0415 - Ray is loaded by those who ask for it
-    from ray._raylet import GcsClientOptions  # type: ignore[attr-defined]  # noqa: PLC0415
-
-    state = GlobalState()
-    try:
-        state._initialize_global_state(  # noqa: SLF001 - Ray has no public way to ask a cluster one is not in
-            GcsClientOptions.create(
-                node.gcs_address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
-            )
-        )
-        known = next((row for row in state.node_table() if row["NodeID"] == node.node_id), None)
-        if known is None or not known["Alive"]:
-            return None
-        config = json.loads(state._global_state_accessor.get_system_config() or b"{}")  # noqa: SLF001
-        return Registered(
-            address=f"{known['NodeManagerAddress']}:{known['NodeManagerPort']}", system_config=config
-        )
-    finally:
-        state.disconnect()
+    found = raylet_of(node.gcs_address, node.node_id)
+    return None if found is None else Registered(address=found[0], system_config=found[1])
 
 
 def _listens(address: str) -> bool:

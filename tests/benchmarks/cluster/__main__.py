@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rayguard.memory.probes.node import MonitorSettings, NodeProbe
-from rayguard.metrics import discovery
+from rayguard.metrics.node import discovery
 from tests.benchmarks.cluster import strikes, verdict
 from tests.benchmarks.cluster.alarms import Alarms
 from tests.benchmarks.cluster.jobs import Job

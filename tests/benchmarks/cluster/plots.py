@@ -6,9 +6,9 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from rayguard.metrics.dashboards.board import Board, Panel, Unit
-from rayguard.metrics.dashboards.boards import boards
-from rayguard.metrics.queries import filled
+from deploy.generate.dashboards.board import Board, Panel, Unit
+from deploy.generate.dashboards.boards import boards
+from deploy.generate.queries import filled
 
 if TYPE_CHECKING:
     from pathlib import Path

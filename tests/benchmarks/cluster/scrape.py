@@ -1,6 +1,6 @@
 """prometheus.yml for the check: every second, with rayguard's own rules and alerts in time lapse.
 
-An alert looks back over minutes and waits for minutes before it is told (``rayguard.metrics.queries.sooner``).
+An alert looks back over minutes and waits for minutes before it is told (``deploy.generate.queries.sooner``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from rayguard.metrics.queries import sooner
+from deploy.generate.queries import sooner
 
 if TYPE_CHECKING:
     from pathlib import Path

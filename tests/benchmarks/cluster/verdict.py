@@ -8,14 +8,14 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from rayguard.cluster.stories import told as stories_told
-from rayguard.metrics import discovery
-from rayguard.metrics.queries import alert_questions, filled, panel_questions
+from deploy.generate.queries import alert_questions, filled, panel_questions
+from rayguard.cluster.supervisor.stories import stories_of
+from rayguard.metrics.node import discovery
 from rayguard.recovery.journal import Journal
 from tests.deploy import checks
 
 if TYPE_CHECKING:
-    from rayguard.cluster.stories import Story
+    from rayguard.cluster.supervisor.stories import Story
     from rayguard.recovery.incident import Incident
     from tests.benchmarks.cluster.prometheus import Prometheus
     from tests.benchmarks.cluster.stage import Stage
@@ -87,7 +87,7 @@ def incidents(stage: Stage, struck: list[Strike], limit_s: float) -> dict[str, A
         if not untold or time.monotonic() > deadline:
             break
         threading.Event().wait(_AGAIN_S)
-    stories = stories_told(found)
+    stories = stories_of(found)
     return {
         "plugin_incidents": len(struck) - len(untold),
         "faults": len(struck),

@@ -7,9 +7,12 @@ import json
 import os
 import time
 
-from rayguard.objects import reaper, watch
+from rayguard.harmless import errors as counted_errors
+from rayguard.objects import reaper
 from rayguard.objects.holdings import HOLDINGS
+from rayguard.objects.remote_scopes import install
 from rayguard.objects.scope import object_scope
+from rayguard.ray_internals.object_refs import core_worker
 
 LIVE = 10_000
 LIMIT_MS = 50.0
@@ -57,20 +60,20 @@ def main():
     )
     try:
         reaper._SHARE = 1e9
-        watch.track()
+        HOLDINGS.tracking = install()
         live = [ray.put(number) for number in range(LIVE)]
-        cpu_ms, wall_ms = best_ms(watch.end_step)
+        cpu_ms, wall_ms = best_ms(lambda _: reaper.refresh(core_worker()))
         assert len(HOLDINGS.objects) >= LIVE
         HOLDINGS.tracking = False
         empty_us = [best_ms(lambda turn: object_scope(turn).__enter__().__exit__(None, None, None))[0] * 1e3]
         del live
-        watch.end_step(TURNS)
+        reaper.refresh(core_worker())
         costs = put_us(ray)
         with object_scope(TURNS, keep_steps=0, across=False):
             leaked = [ray.put(number) for number in range(LIVE)]
             started = time.thread_time()
         end_ms = (time.thread_time() - started) * 1e3
-        errors = watch.totals().errors.total()
+        errors = counted_errors.total()
         assert HOLDINGS.totals.ended >= LIVE, HOLDINGS.totals
         del leaked
     finally:

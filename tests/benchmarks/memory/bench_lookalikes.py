@@ -18,8 +18,8 @@ import sys
 import time
 from collections import Counter
 
-from rayguard.process import orphans, reaper
-from rayguard.process.leftovers import Fate
+from rayguard.process.cleanup import orphans, reaper
+from rayguard.process.cleanup.verdict import Fate
 from tests.process.lookalikes import Zoo, zoo
 
 

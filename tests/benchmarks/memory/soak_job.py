@@ -19,7 +19,7 @@ from typing import Any
 import ray
 
 import rayguard
-from rayguard.memory.probes.process import resident
+from rayguard.process.resident import resident
 
 MIB = 1 << 20
 HOST_MIB, REFS_MIB, SHM_MIB = 48, 4, 2  # that each step leaks

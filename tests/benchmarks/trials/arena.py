@@ -13,12 +13,12 @@ import ray
 from rayguard.errors import RayguardError
 from rayguard.process.identity import ProcessId
 from rayguard.recovery.journal import Journal
-from rayguard.testing.witness import Witness
 from tests.benchmarks.trials import score, stage, strike
 from tests.benchmarks.trials.batch import ANSWER_S, Batch
 from tests.benchmarks.trials.oracle import with_stops
 from tests.benchmarks.trials.plan import Fault, Trial
 from tests.benchmarks.trials.score import Outcome
+from tests.benchmarks.trials.witness import CoreWitness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -173,7 +173,7 @@ class Arena:
     def _witnessed(self) -> Iterator[Any]:
         """Read all cores that there ever were."""
         for path in stage.witnesses(self.folder).glob("*.witness"):
-            yield from Witness(path).read()
+            yield from CoreWitness(path).read()
 
     def _detected(
         self, outcome: Outcome, blow: strike.Blow, target: strike.Target, known: set[str]

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rayguard.actors.pool.wire import Finished, Progressed
+from rayguard.pool.actors.messages import Finished, Progressed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,11 +62,11 @@ class Observer:
     def _install(self, core: Any) -> None:
         self._before(core, "left", self._left)
         self._before(core, "heard", self._heard)
-        self._before(core.desk, "deliver", self._delivered)
+        self._before(core.tickets, "deliver", self._delivered)
         for connection in core.connections.values():
             self._before(connection, "send", lambda orders, c=connection: self._sent(c.name, orders))
             self._before(
-                connection.member, "update_weights", lambda *_, c=connection, **__: self._pushed(c.name)
+                connection.actor, "update_weights", lambda *_, c=connection, **__: self._pushed(c.name)
             )
 
     @staticmethod
@@ -91,7 +91,7 @@ class Observer:
                 self.notes.news.append((now, event.id, len(event.sample.generated)))
 
     def _delivered(self, name: str, entry: Any, sample: Any) -> None:
-        if entry.request.id in self._core.desk.tickets:
+        if entry.request.id in self._core.tickets.waiting:
             self.notes.delivered.append((time.monotonic(), entry.request.id))
 
     def _sent(self, name: str, orders: Sequence[Any]) -> None:

@@ -18,20 +18,20 @@ import ray
 
 import rayguard
 from rayguard.process.identity import ProcessId
-from rayguard.testing.witness import Witness, core_of
 from tests.benchmarks.trials import score, stage
 from tests.benchmarks.trials.arena import ATTEMPTS, gone
 from tests.benchmarks.trials.batch import ANSWER_S
 from tests.benchmarks.trials.observer import Notes, Sent
 from tests.benchmarks.trials.score import Outcome
 from tests.benchmarks.trials.strike import MOMENT_S, STATUS_S
+from tests.benchmarks.trials.witness import CoreWitness, core_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rayguard.testing.witness import Seen
     from tests.benchmarks.trials.oracle import Oracle, Question
     from tests.benchmarks.trials.plan import Trial
+    from tests.benchmarks.trials.witness import SeenRequest
 
 _END_S = 60.0
 _LOOK_S = 0.001
@@ -127,7 +127,7 @@ class OwnerArena:
         asked: dict[str, Question],
         got: Sequence[Any],
         at: float | None,
-        then: Sequence[Seen],
+        then: Sequence[SeenRequest],
     ) -> None:
         version, lengths = self._current(), self.oracle.prompt_tokens
         notes = Notes(sent=[Sent(at=0.0, id=name, engine="", version=version, known=0) for name in asked])
@@ -153,19 +153,19 @@ class OwnerArena:
     def _living(self) -> list[Path]:
         return [path for path in stage.witnesses(self.folder).glob("*.witness") if core_of(path).alive()]
 
-    def _witnessed(self) -> Iterator[Seen]:
+    def _witnessed(self) -> Iterator[SeenRequest]:
         for path in stage.witnesses(self.folder).glob("*.witness"):
-            yield from Witness(path).read()
+            yield from CoreWitness(path).read()
 
 
 @dataclass(frozen=True, slots=True)
 class _Core:
-    witness: Witness
+    witness: CoreWitness
     since: int
 
     @classmethod
     def of(cls, path: Path) -> _Core:
-        witness = Witness(path)
+        witness = CoreWitness(path)
         return cls(witness, witness.count)
 
     def tokens(self) -> int:

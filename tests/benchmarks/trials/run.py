@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rayguard.testing.witness import core_of
 from tests.benchmarks.trials import stage
 from tests.benchmarks.trials.arena import Arena, gone
 from tests.benchmarks.trials.observer import Observer
 from tests.benchmarks.trials.oracle import Oracle, catalog
 from tests.benchmarks.trials.owner import OwnerArena
 from tests.benchmarks.trials.plan import Fault
+from tests.benchmarks.trials.witness import core_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

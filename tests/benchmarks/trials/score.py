@@ -18,9 +18,9 @@ from tests.benchmarks.trials.plan import Fault, Trial
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from rayguard.testing.witness import Seen
     from tests.benchmarks.trials.observer import Notes
     from tests.benchmarks.trials.oracle import Oracle, Question
+    from tests.benchmarks.trials.witness import SeenRequest
 
 ZERO = ("lost", "doubled", "stale", "mixed", "not_identical", "misfired", "left_over")
 TAIL = 9  # vLLM's own end of a request's id: "-" and eight characters
@@ -128,9 +128,9 @@ class Cut:
         return max(0, self.made - self.kept)
 
 
-def cuts_of(seen: Iterable[Seen], prompts: Mapping[str, int]) -> list[Cut]:
+def cuts_of(seen: Iterable[SeenRequest], prompts: Mapping[str, int]) -> list[Cut]:
     """Return where requests (by id, with the length of their prompts) went from core to core."""
-    by_id: dict[str, list[Seen]] = defaultdict(list)
+    by_id: dict[str, list[SeenRequest]] = defaultdict(list)
     for one in sorted(seen, key=lambda one: one.at_ns):
         name = one.id[:-TAIL]
         if name in prompts:
@@ -142,7 +142,9 @@ def cuts_of(seen: Iterable[Seen], prompts: Mapping[str, int]) -> list[Cut]:
     ]
 
 
-def as_of_fault(seen: Iterable[Seen], at_fault: Iterable[Seen]) -> tuple[list[Seen], int]:
+def as_of_fault(
+    seen: Iterable[SeenRequest], at_fault: Iterable[SeenRequest]
+) -> tuple[list[SeenRequest], int]:
     """Return what was seen, those ``at_fault`` as they were then, and the most that one of them grew since.
 
     A core goes on for a while when its actor is dead or frozen: what it makes then cannot reach anybody.

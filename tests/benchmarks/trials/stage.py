@@ -19,7 +19,7 @@ import ray
 import rayguard
 from rayguard.actors.methods import MARK
 from rayguard.testing.fuse import Fuse, fused
-from rayguard.testing.witness import witnessed
+from tests.benchmarks.trials.witness import witnessed
 from tests.engine.real import ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -92,8 +92,13 @@ class StandbyRollout(Rollout):
 
 def engine_args(folder: Path, actor_id: str) -> dict[str, Any]:
     """Return vLLM's arguments for the engine of an actor."""
-    args = {**ENGINE, "model": str(folder / "models" / WEIGHTS[0]), **fused(fuse_of(folder, actor_id).path)}
-    return {**args, "additional_config": {**args["additional_config"], **witnessed(witnesses(folder))}}
+    lit = fused(fuse_of(folder, actor_id).path)
+    return {
+        **ENGINE,
+        "model": str(folder / "models" / WEIGHTS[0]),
+        "scheduler_cls": "tests.benchmarks.trials.scheduler.WitnessedScheduler",
+        "additional_config": {**lit["additional_config"], **witnessed(witnesses(folder))},
+    }
 
 
 def fuse_of(folder: Path, actor_id: str) -> Fuse:

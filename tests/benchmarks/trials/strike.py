@@ -14,24 +14,22 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import ray
 
 from rayguard.errors import RayguardError
 from rayguard.process.identity import ProcessId
-from rayguard.testing.injector import aim
-from rayguard.testing.witness import Witness, name_of
 from tests.benchmarks.trials.plan import Fault, Trial
 from tests.benchmarks.trials.stage import fuse_of, witnesses
+from tests.benchmarks.trials.witness import CoreWitness, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    import psutil
-
     from rayguard.testing.fuse import Fuse
-    from rayguard.testing.witness import Seen
     from tests.benchmarks.trials.observer import Notes
+    from tests.benchmarks.trials.witness import SeenRequest
 
 STATUS_S = 60.0
 MOMENT_S = 240.0  # for the batch to come so far, on a machine that is very busy
@@ -49,7 +47,7 @@ class Target:
     actor: psutil.Process
     core: psutil.Process
     worker: psutil.Process
-    witness: Witness
+    witness: CoreWitness
     seen: int  # requests that its core had before
     fuse: Fuse
 
@@ -60,13 +58,13 @@ class Target:
         pids = ray.get(pool.handles[name].engine_status.remote(), timeout=STATUS_S)["pids"]
         core = ProcessId.of(pids["core"])
         assert core is not None, f"{name} has no core"
-        witness = Witness(witnesses(folder) / name_of(core))
+        witness = CoreWitness(witnesses(folder) / name_of(core))
         return cls(
             name=name,
             actor_id=shown["actor_id"],
-            actor=aim(shown["pid"]),
-            core=aim(pids["core"]),
-            worker=aim(pids["workers"][0]),
+            actor=psutil.Process(shown["pid"]),
+            core=psutil.Process(pids["core"]),
+            worker=psutil.Process(pids["workers"][0]),
             witness=witness,
             seen=witness.count,
             fuse=fuse_of(folder, shown["actor_id"]),
@@ -89,7 +87,9 @@ class Blow:
     push_s: float = 0.0
     child: int = 0
     died_s: float | None = None  # until a process that was killed was gone to its last thread
-    seen: list[Seen] = field(default_factory=list)  # by the core of an actor that was hit, at that moment
+    seen: list[SeenRequest] = field(
+        default_factory=list
+    )  # by the core of an actor that was hit, at that moment
 
 
 def strike(

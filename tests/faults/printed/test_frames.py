@@ -2,8 +2,7 @@
 
 import pytest
 
-from rayguard.faults.frame import Frame
-from rayguard.faults.printed.frames import frame_in
+from rayguard.faults.printed.frames import Frame, frame_in
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayguard.faults.printed.heads import MAX_HEADS, Heads
+from rayguard.faults.printed.learnt_prefixes import MAX_HEADS, Heads
 from rayguard.faults.printed.traceback import TracebackReader
 from rayguard.logs.report import diagnose_text
 

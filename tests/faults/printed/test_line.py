@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayguard.faults.printed.line import MAX_LINE_CHARS, Line, peel, printable
+from rayguard.faults.printed.line import MAX_LINE_CHARS, PrintedLine, peel, printable
 
 FORMS = {
     "(WorkerDict pid=12, ip=10.0.0.3) step 4": ("WorkerDict pid=12, ip=10.0.0.3", "", "", "step 4"),
@@ -107,7 +107,7 @@ def test_a_known_prefix_tells_whose_line_it_is(raw):
 @pytest.mark.parametrize("raw", PLAIN)
 def test_what_is_no_prefix_stays(raw):
     """Brackets alone are no prefix."""
-    assert peel(raw) == Line(0, raw, width=len(raw))
+    assert peel(raw) == PrintedLine(0, raw, width=len(raw))
 
 
 def test_a_warning_of_python_is_mild():

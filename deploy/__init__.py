@@ -1,0 +1,1 @@
+"""What runs a cluster with rayguard, and (``generate``) what writes the generated part of it."""

@@ -1,0 +1,1 @@
+"""Alerts and recording rules as values, and the queries that they are made of."""

@@ -1,0 +1,1 @@
+"""Dashboards as values, and how one is written down for Grafana."""

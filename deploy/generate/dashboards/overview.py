@@ -1,0 +1,291 @@
+"""The overview, for a person at 3 a.m.: is the job healthy, what broke, what was done, what does it cost."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from deploy.generate.alerts import rules
+from deploy.generate.alerts.promql import (
+    JOB,
+    NODE,
+    gauge,
+    grown,
+    increase,
+    least,
+    number_of,
+    or_zero,
+    quantile,
+    rate,
+    total,
+)
+from deploy.generate.dashboards.board import Board, Colour, Draw, Panel, Query, Row, Unit
+
+RANGE, RATE = "$__range", "$__rate_interval"
+FIRING = 'ALERTS{alertname=~"Rayguard.*", alertstate="firing"}'
+BAD = ((1, Colour.RED),)
+LOW_IS_BAD = ((0.9, Colour.ORANGE), (0.95, Colour.GREEN))
+
+
+def overview() -> Board:
+    """Return the dashboard."""
+    return Board(
+        uid="rayguard-overview",
+        title="rayguard / Overview",
+        about="Is the job healthy, what broke, what was done about it, and what did it cost.",
+        rows=(
+            Row("Is the job healthy?", (*_numbers(), *_health())),
+            Row("What broke?", _broken()),
+            Row("What was done?", _done()),
+            Row("What does it cost?", _cost()),
+        ),
+    )
+
+
+def _numbers() -> tuple[Panel, ...]:
+    number = partial(Panel, draw=Draw.NUMBER, width=4, height=4)
+    return (
+        number(
+            title="Alerts firing",
+            about=(
+                "Alerts of rayguard that fire now. The list is below under What broke; each alert links "
+                "its runbook."
+            ),
+            queries=(Query(or_zero(number_of(FIRING)), "Alerts firing"),),
+            steps=BAD,
+        ),
+        number(
+            title="Open stories",
+            about=(
+                "Causes at work now; one may have many incidents. `rayguard incidents` tells each in a "
+                "sentence."
+            ),
+            queries=(Query(total(gauge("rayguard_job_stories_open", JOB)), "Open stories"),),
+            steps=((1, Colour.ORANGE),),
+            runbook="incident-open",
+        ),
+        number(
+            title="Training time (ETTR)",
+            about=(
+                "Share of the time range in which no incident was open. Below 95 %: see what broke most "
+                "often."
+            ),
+            queries=(Query(rules.ettr(RANGE, JOB), "Training time (ETTR)"),),
+            unit=Unit.SHARE,
+            colour=Colour.RED,
+            steps=LOW_IS_BAD,
+            runbook="training-time-low",
+        ),
+        number(
+            title="Goodput",
+            about=(
+                "Share of the generated tokens that did not have to be generated again; 1 where none "
+                "were lost."
+            ),
+            queries=(Query(rules.goodput(RANGE, JOB), "Goodput"),),
+            unit=Unit.SHARE,
+            colour=Colour.RED,
+            steps=LOW_IS_BAD,
+        ),
+        number(
+            title="Restarts left",
+            about=(
+                "Share of the job's restart budget that is left; it fills again with time. See what broke."
+            ),
+            queries=(Query(least(gauge("rayguard_job_restart_budget_ratio", JOB)), "Restarts left"),),
+            unit=Unit.SHARE,
+            colour=Colour.RED,
+            steps=((0.25, Colour.ORANGE), (0.5, Colour.GREEN)),
+            runbook="restart-budget-low",
+        ),
+        number(
+            title="Crash loops",
+            about="Actors that died again and again for one cause, and were stopped. Fix the cause.",
+            queries=(Query(total(gauge("rayguard_job_crash_loops", JOB)), "Crash loops"),),
+            steps=BAD,
+            runbook="crash-loop",
+        ),
+    )
+
+
+def _health() -> tuple[Panel, ...]:
+    return (
+        Panel(
+            title="Progress",
+            about=(
+                "Calls, tokens and answered requests per second. All at 0 with live actors: the job "
+                "stands still."
+            ),
+            queries=(
+                Query(or_zero(total(rate("rayguard_calls_total", RATE, JOB))), "calls"),
+                Query(or_zero(total(rate("rayguard_tokens_generated_total", RATE, JOB))), "tokens"),
+                Query(or_zero(total(rate("rayguard_pool_requests_total", RATE, JOB))), "requests"),
+            ),
+            unit=Unit.RATE,
+            runbook="job-stalled",
+            width=12,
+        ),
+        Panel(
+            title="Actors by state",
+            about="Actors of the job as Ray has them. Many that restart: look at what broke.",
+            queries=(Query(total(gauge("rayguard_job_actors", JOB), "state"), "{{state}}"),),
+            draw=Draw.STACK,
+            width=12,
+        ),
+    )
+
+
+def _broken() -> tuple[Panel, ...]:
+    return (
+        Panel(
+            title="Stories by cause",
+            about=(
+                "New causes in the time range, by kind and scope: one per cause, however many actors it took."
+            ),
+            queries=(
+                Query(
+                    or_zero(total(grown("rayguard_job_stories_total", RANGE, JOB), "kind", "scope")),
+                    "{{kind}} ({{scope}})",
+                ),
+            ),
+            draw=Draw.BARS,
+            colour=Colour.BLUE,
+        ),
+        Panel(
+            title="Incidents by kind",
+            about="Incidents that closed. What a kind means and what to do: docs/why-did-my-actor-die.md.",
+            queries=(
+                Query(or_zero(total(grown("rayguard_incidents_total", RATE, JOB), "kind")), "{{kind}}"),
+            ),
+            draw=Draw.STACK,
+        ),
+        Panel(
+            title="Alerts firing, by name",
+            about="Which alerts fired when. Each has a page in docs/runbooks.",
+            queries=(Query(or_zero(number_of(FIRING, "alertname")), "{{alertname}}"),),
+            draw=Draw.STACK,
+        ),
+    )
+
+
+def _done() -> tuple[Panel, ...]:
+    return (
+        Panel(
+            title="Remedies and how they ended",
+            about=(
+                "What was done about the incidents of the time range. `failed`: it did not help, look at "
+                "the story."
+            ),
+            queries=(
+                Query(
+                    or_zero(total(grown("rayguard_incidents_total", RANGE, JOB), "remedy", "outcome")),
+                    "{{remedy}}: {{outcome}}",
+                ),
+            ),
+            draw=Draw.BARS,
+            colour=Colour.BLUE,
+            runbook="recovery-failed",
+        ),
+        Panel(
+            title="Time to detect",
+            about=(
+                "From the fault to its detection, over the time range. 99 % are meant to take at most "
+                "half a second."
+            ),
+            queries=(
+                Query(quantile(0.5, "rayguard_detection_seconds", RANGE, (), JOB), "half"),
+                Query(quantile(0.99, "rayguard_detection_seconds", RANGE, (), JOB), "99 %"),
+            ),
+            draw=Draw.NUMBER,
+            unit=Unit.SECONDS,
+            steps=((0.5, Colour.ORANGE), (10, Colour.RED)),
+            width=4,
+        ),
+        Panel(
+            title="Time to recover (MTTR)",
+            about=(
+                "From detection to serving again, over the time range. Long: a standby engine makes it a "
+                "second."
+            ),
+            queries=(
+                Query(rules.mttr(RANGE, JOB), "mean"),
+                Query(quantile(0.95, "rayguard_recovery_seconds", RANGE, (), JOB), "95 %"),
+            ),
+            draw=Draw.NUMBER,
+            unit=Unit.SECONDS,
+            steps=((60, Colour.ORANGE), (300, Colour.RED)),
+            width=4,
+        ),
+        Panel(
+            title="What was set right",
+            about=(
+                "Engines rebuilt, memory given back, leftovers of dead processes removed: all without "
+                "anybody."
+            ),
+            queries=(
+                Query(or_zero(total(grown("rayguard_engine_restarts_total", RATE, JOB))), "engines rebuilt"),
+                Query(or_zero(total(grown("rayguard_memory_reliefs_total", RATE, JOB))), "memory reliefs"),
+                Query(
+                    or_zero(total(grown("rayguard_leftovers_reaped_total", RATE, NODE))), "leftovers reaped"
+                ),
+            ),
+            draw=Draw.STACK,
+        ),
+    )
+
+
+def _cost() -> tuple[Panel, ...]:
+    return (
+        Panel(
+            title="Time interrupted",
+            about="Seconds of the time range in which an incident was open.",
+            queries=(
+                Query(
+                    total(increase("rayguard_job_interrupted_seconds_total", RANGE, JOB)), "Time interrupted"
+                ),
+            ),
+            draw=Draw.NUMBER,
+            width=4,
+            unit=Unit.SECONDS,
+            colour=Colour.BLUE,
+            height=6,
+        ),
+        Panel(
+            title="Tokens of interrupted requests",
+            about=(
+                "Saved: kept and continued. Lost: generated again. Lost ones mean that the token log was "
+                "not used."
+            ),
+            queries=(
+                Query(total(increase("rayguard_tokens_saved_total", RANGE, JOB)), "saved by engines"),
+                Query(
+                    or_zero(total(increase("rayguard_pool_tokens_saved_total", RANGE, JOB))), "saved by pools"
+                ),
+                Query(total(increase("rayguard_tokens_lost_total", RANGE, JOB)), "lost"),
+            ),
+            draw=Draw.NUMBER,
+            colour=Colour.BLUE,
+            height=6,
+        ),
+        Panel(
+            title="What rayguard itself takes",
+            about="CPU cores of all agents together. More than a tenth of a core a node: please tell us.",
+            queries=(Query(total(rate("rayguard_agent_cpu_seconds_total", RATE, NODE)), "cores"),),
+            colour=Colour.BLUE,
+            width=6,
+            height=6,
+        ),
+        Panel(
+            title="Errors in rayguard itself",
+            about=(
+                "Should be 0. The job goes on as it would without; the logs of the workers have the "
+                "tracebacks."
+            ),
+            queries=(
+                Query(or_zero(total(grown("rayguard_guard_errors_total", RATE, JOB), "piece")), "{{piece}}"),
+            ),
+            steps=BAD,
+            runbook="guard-errors",
+            width=6,
+            height=6,
+        ),
+    )

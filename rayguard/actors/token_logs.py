@@ -1,0 +1,52 @@
+"""Tokens that outlive a rollout actor's process: this life keeps a log, and takes up what the last one left.
+
+The log itself is ``rayguard.engine.tokens.log``; what goes into it and how a request goes on from it is
+``rayguard.engine.vllm.inflight``. Another node cannot read it: there a pool has what was told to it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayguard.actors.life.incarnation import ActorMemory
+from rayguard.engine.tokens.log import TokenLog, log_path, read_log, sweep
+from rayguard.harmless import harmless
+from rayguard.home import home
+from rayguard.private import open_private
+
+if TYPE_CHECKING:
+    from rayguard.engine.generated import Generated
+
+_PART = "tokens"
+
+
+def keep_tokens(engine: object, actor_id: str, *, go_on: bool = True) -> TokenLog | None:
+    """Begin to log the tokens in flight on ``engine``; None where nothing inside it is known.
+
+    ``go_on``: requests that come again go on from what the last life left.
+    """
+    inflight = getattr(engine, "inflight", None)
+    if inflight is None:
+        return None
+    with harmless("token_log"):
+        memory, folder = ActorMemory(actor_id, _PART), home() / "tokens"
+        before = str(memory.load().get("path", ""))
+        if before and go_on:
+            left = read_log(Path(before))
+            inflight.left({name: (logged.fingerprint, logged.generated) for name, logged in left.items()})
+        os.close(open_private(folder))  # made, and ours alone
+        log = TokenLog(log_path(folder))
+        inflight.keep(log)
+        memory.save({"path": str(log.path)})
+        sweep(folder)
+        return log
+    return None
+
+
+def left_in(path: str) -> dict[str, Generated]:
+    """Return the tokens that a dead process of this node left in its log."""
+    if not path:
+        return {}
+    return {name: logged.generated for name, logged in read_log(Path(path)).items()}

@@ -1,0 +1,1 @@
+"""One agent on each node: its workers, their deaths and stalls, its journal and metrics."""

@@ -1,0 +1,1 @@
+"""Agents and supervisors brought up on a running cluster, and taken down."""

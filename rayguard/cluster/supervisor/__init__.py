@@ -1,0 +1,1 @@
+"""One supervisor for each job: events in, decisions out, a story for each."""

@@ -1,0 +1,1 @@
+"""How an engine is built from its recipe, and what it then holds."""

@@ -1,0 +1,1 @@
+"""A warm engine that takes no traffic until the serving one dies."""

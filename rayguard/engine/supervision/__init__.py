@@ -1,0 +1,1 @@
+"""What keeps one engine alive: the slot, its supervisor, the way back from a fault."""

@@ -1,0 +1,84 @@
+"""Putting an engine slot together from its parts: one call for the actors' layer and for tests."""
+
+from __future__ import annotations
+
+import os
+import threading
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from rayguard.engine.build.builder import EngineBuilder
+from rayguard.engine.context import Surroundings
+from rayguard.engine.hangs.watch import EngineWatch
+from rayguard.engine.prefork.server import PreforkServer
+from rayguard.engine.standby.keeper import Standby
+from rayguard.engine.supervision.lifecycle import Lives
+from rayguard.engine.supervision.recovery import Recovery
+from rayguard.engine.supervision.supervisor import EngineSupervisor
+from rayguard.engine.weights.canaries import Canaries
+from rayguard.engine.weights.current import CurrentWeights
+from rayguard.engine.weights.sources import GivenWeights, as_source
+from rayguard.harmless import harmless
+from rayguard.recovery.policy import GuardPolicy
+from rayguard.recovery.tally import TALLY
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from rayguard.engine.build.builder import Recipe
+    from rayguard.engine.protocol import Engine
+    from rayguard.faults.fault import Silence
+
+
+def engine_slot(
+    recipe: Recipe,
+    *,
+    weights: GivenWeights | None = None,
+    policy: GuardPolicy | None = None,
+    surroundings: Surroundings | None = None,
+) -> EngineSupervisor:
+    """Return a supervisor for engines made by ``recipe(settings)``; call ``start`` on it.
+
+    ``weights`` is anything ``weights.sources.as_source`` takes, or None for engines that keep the
+    weights they were built with.
+    """
+    policy, around = policy or GuardPolicy(), surroundings or Surroundings()
+    slot: list[EngineSupervisor] = []  # the parts report to the whole, which is made of them
+
+    def report(error: Exception, life: object) -> Future[None]:
+        return slot[0].report(error, life)
+
+    def noticed(engine: Engine, silence: Silence | None) -> None:
+        slot[0].report(None, engine.life, silence)
+
+    server = PreforkServer() if policy.standby is not None and find_spec("vllm") is not None else None
+    if server is not None:
+        server.start()
+    tally = TALLY.engine(around.target)
+    builder = EngineBuilder(
+        recipe, report, records=_records(around), prefork=server, patience_s=policy.patience_s
+    )
+    source = None if weights is None else as_source(weights)
+    canaries = Canaries(policy.canary_tolerance, around)
+    current = CurrentWeights(source, policy.weights_deadline_s, canaries)
+    lives = Lives(builder, EngineWatch(policy, noticed, tally, around=around), current, policy)
+    if policy.standby == "engine":
+        lives.standby = Standby(builder, current, policy, tally)
+    supervisor = EngineSupervisor(lives, Recovery(lives, policy, around), policy, around)
+    slot.append(supervisor)
+    threading.Thread(target=_read_catalog, name="rayguard-catalog", daemon=True).start()
+    return supervisor
+
+
+def _read_catalog() -> None:
+    """Read the catalog while the engine starts: the first failure should not wait for it."""
+    with harmless("catalog"):
+        from rayguard.faults.catalog_in_use import catalog_in_use  # noqa: PLC0415 - slow, so not when this is imported
+
+        catalog_in_use()
+
+
+def _records(around: Surroundings) -> tuple[Path, Path]:
+    name = f"{os.getpid()}-{around.target}"
+    return around.home() / "records" / name, around.home() / "records" / f"{name}-standby"

@@ -1,0 +1,1 @@
+"""The token log: what requests in flight have generated, outside the engine."""

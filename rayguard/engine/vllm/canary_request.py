@@ -1,0 +1,85 @@
+"""Asking a vLLM core for its canary: which request, and through which client it goes.
+
+The request goes to the core beside vLLM's frontend: its books, its callers and its metrics see nothing of it.
+What comes back is ``canary_answer``, what it means ``rayguard.engine.weights.canary``. Written against vLLM
+0.32 (``EngineCoreRequest``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from rayguard.engine.vllm.async_client import AsyncHealingClient
+from rayguard.engine.vllm.canary_answer import CanaryQuestion
+from rayguard.engine.weights.canary import LIKELY, PROMPT, TOKENS
+
+if TYPE_CHECKING:
+    from rayguard.engine.vllm.client import HealingClient
+    from rayguard.engine.vllm.interfaces import EngineCoreClient, LLMEngine, VllmConfig
+
+
+def question_for(config: VllmConfig, *, logprobs: bool) -> CanaryQuestion | None:
+    """Return the question for an engine with vLLM's ``config``; None where it is not for such an engine."""
+    from vllm import SamplingParams  # noqa: PLC0415 - vLLM only where it runs
+    from vllm.v1.engine import EngineCoreRequest  # noqa: PLC0415
+
+    model = config.model_config
+    fits = model.get_vocab_size() > max(PROMPT) and model.max_model_len >= len(PROMPT) + TOKENS
+    generates = model.runner_type == "generate" and not model.is_encoder_decoder
+    if not fits or not generates or config.parallel_config.data_parallel_size > 1:
+        return None
+    options: dict[str, object] = {
+        "temperature": 0.0,
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+        "detokenize": False,
+        "skip_reading_prefix_cache": True,
+    }
+    if logprobs:
+        options["logprobs"] = LIKELY if model.max_logprobs == -1 else min(LIKELY, model.max_logprobs)
+    request = EngineCoreRequest(
+        request_id=f"rayguard-canary-{uuid.uuid4().hex}",
+        prompt_token_ids=list(PROMPT),
+        mm_features=None,
+        sampling_params=SamplingParams(**options),
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+    return CanaryQuestion(request)
+
+
+async def ask_on_loop(
+    core: EngineCoreClient,
+    front: LLMEngine,
+    client: HealingClient | None,
+    question: CanaryQuestion,
+    deadline_s: float,
+) -> None:
+    """Ask ``core``, from which an event loop reads: that of ``front``, where there is a ``client``.
+
+    Raises:
+        TimeoutError: The deadline passed.
+    """
+    if not isinstance(client, AsyncHealingClient):
+        await asyncio.wait_for(_read_on_loop(core, question), deadline_s)
+        return
+    front._run_output_handler()  # noqa: SLF001 - else nobody reads before the first request
+    await client.ask(question, deadline_s, room=core.vllm_config.scheduler_config.max_num_seqs)
+
+
+async def _read_on_loop(core: EngineCoreClient, question: CanaryQuestion) -> None:
+    await core.add_request_async(question.request)
+    try:
+        while not question.ended.is_set():
+            question.take(await core.get_output_async())
+    finally:
+        if not question.ended.is_set():
+            with contextlib.suppress(Exception):  # a dead core has nothing left to abort
+                await core.abort_requests_async([question.id])

@@ -1,0 +1,1 @@
+"""What enters an engine's core: requests and calls, checked before anything is booked for them."""

@@ -1,0 +1,1 @@
+"""What a continued request finds inside vLLM: its output, its grammar, its draws."""

@@ -1,0 +1,34 @@
+"""What an engine proved to hold, and a doubt about it: values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rayguard.engine.weights.canary import Canary
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What an engine has proved to hold; empty: only what it was built with.
+
+    ``canary`` is what it answered with it, None where it was not asked; others may differ from it by
+    ``tolerance`` nats.
+    """
+
+    version: str = ""
+    digest: str = ""
+    canary: Canary | None = field(default=None, compare=False)
+    tolerance: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Other engines answer otherwise with the weights of this ``digest``.
+
+    ``answer`` is what most of them say; None where as many say one thing as another.
+    """
+
+    digest: str
+    answer: Canary | None = None

@@ -1,0 +1,1 @@
+"""What grows in the heap of a process, and who holds it."""

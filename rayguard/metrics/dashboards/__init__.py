@@ -1,1 +1,0 @@
-"""Dashboards as values, and what writes them down for Grafana (``python -m rayguard.metrics.dashboards``)."""

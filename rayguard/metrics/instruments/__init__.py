@@ -1,0 +1,1 @@
+"""Every metric that rayguard has: name, type, labels, help."""

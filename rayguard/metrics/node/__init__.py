@@ -1,0 +1,1 @@
+"""One page of metrics for a node: every process writes its numbers, one serves them."""

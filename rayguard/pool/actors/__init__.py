@@ -1,0 +1,1 @@
+"""The actors of a pool: how they are made, asked and watched."""

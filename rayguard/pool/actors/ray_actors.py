@@ -1,0 +1,199 @@
+"""Rollout actors on Ray: hired, watched, dismissed. The real ``ActorProvider`` and ``RolloutActor``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from rayguard.actors.quarantined_nodes import elsewhere
+from rayguard.actors.token_logs import left_in
+from rayguard.engine.deadline import begun
+from rayguard.errors import ConfigError
+from rayguard.harmless import harmless
+from rayguard.pool.actors.pool_actor import PoolActor
+from rayguard.process.deaths import DeathWatch
+from rayguard.process.identity import ProcessId
+from rayguard.process.tree import end_group_of
+from rayguard.ray_internals.actor_classes import default_options, is_actor_class, written_class
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rayguard.engine.generated import Generated
+    from rayguard.engine.weights.proof import Doubt, Proof
+    from rayguard.pool.actors.messages import ActorReport, Hello
+    from rayguard.pool.values.request import Order
+
+_log = logging.getLogger("rayguard")
+_KILLS = "rayguard-pool-kill"  # the threads that wait for Ray to end an actor
+
+
+class RayPoolActor:
+    """One rollout actor, by its handle. Ray repeats no call: a new process would know nothing of it."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    async def hello(self) -> Hello:
+        """Say hello."""
+        hello: Hello = await self._call("rayguard_hello")
+        return hello
+
+    async def submit(self, session: str, orders: Sequence[Order]) -> None:
+        """Hand over requests."""
+        await self._call("rayguard_submit", session, orders)
+
+    async def poll(self, session: str, taken: int, wait_s: float) -> ActorReport:
+        """Ask what happened."""
+        report: ActorReport = await self._call("rayguard_poll", session, taken, wait_s)
+        return report
+
+    async def abort(self, session: str, ids: Sequence[str]) -> None:
+        """Give up requests."""
+        await self._call("rayguard_abort", session, ids)
+
+    async def update_weights(self, session: str, doubt: Doubt | None = None) -> str:
+        """Bring the engine to the current weights."""
+        why = () if doubt is None else (doubt,)
+        version: str = await self._call("rayguard_update_weights", session, *why)
+        return version
+
+    async def expect_push(self, session: str) -> None:
+        """Let it answer nobody before the user's own push."""
+        await self._call("rayguard_expect_push", session)
+
+    async def proof(self, session: str) -> Proof:
+        """Ask what its engine proved."""
+        proof: Proof = await self._call("rayguard_proof", session)
+        return proof
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        call = getattr(self.handle, name).options(max_task_retries=0, retry_exceptions=False)
+        return await asyncio.wrap_future(call.remote(*arguments).future())
+
+
+class RayActors:
+    """Hires actors of one class, with the same arguments."""
+
+    def __init__(
+        self, cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> None:
+        self._actor_class = actor_class(cls, options)
+        self.target = f"RolloutPool({getattr(cls, '__name__', None) or self._actor_class.__name__})"
+        self._args, self._kwargs = args, dict(kwargs)
+        self._actors: dict[str, RayPoolActor] = {}
+        self._lives: dict[str, ProcessId] = {}
+        self._deaths = DeathWatch("rayguard-pool-deaths")
+        self.node_id = _here()
+
+    def hire(self, name: str) -> RayPoolActor:
+        """Create the actor; its engine is built meanwhile."""
+        actor_class = self._actor_class
+        with harmless("quarantine"):
+            placed = {key: value for key, value in default_options(actor_class).items() if value is not None}
+            away = elsewhere(placed)
+            actor_class = actor_class.options(**away) if away else actor_class
+        actor = self._actors[name] = RayPoolActor(actor_class.remote(*self._args, **self._kwargs))
+        return actor
+
+    def handle(self, name: str) -> Any:
+        """Return the actor's handle."""
+        return self._actors[name].handle
+
+    def dismiss(self, name: str) -> None:
+        """End the actor for good, beside."""
+        self._unwatch(name)
+        actor = self._actors.pop(name, None)
+        if actor is not None:
+            begun(lambda: _kill(actor.handle, no_restart=True), _KILLS)
+
+    def restart(self, name: str) -> None:
+        """End the actor's process, so that Ray starts it anew."""
+        process, actor = self._lives.get(name), self._actors.get(name)
+        if process is not None:
+            with harmless("pool"):
+                if process.alive():
+                    os.kill(process.pid, signal.SIGKILL)  # at once; Ray waits 5 s for one that is stopped
+                return
+        if actor is not None:
+            begun(lambda: _kill(actor.handle, no_restart=False), _KILLS)
+
+    def left_behind(self, hello: Hello) -> Mapping[str, Generated]:
+        """Read the dead life's token log, where it ran on this node."""
+        return left_in(hello.token_log) if hello.node_id and hello.node_id == self.node_id else {}
+
+    def state(self, name: str) -> str | None:
+        """Return the kernel's letter of the actor's process, None where it cannot be seen from here."""
+        process = self._lives.get(name)
+        return None if process is None else process.state()
+
+    def watch(self, name: str, hello: Hello, gone: Callable[[str], None]) -> None:
+        """Learn of the process's death from the kernel, where it runs on this node."""
+        self._unwatch(name)
+        if not hello.node_id or hello.node_id != self.node_id:
+            return
+        process = ProcessId(hello.pid, hello.started)
+
+        def died(dead: ProcessId) -> None:
+            gone(f"its process {dead.pid} died")
+            with harmless("pool"):
+                left = end_group_of(dead)
+                if left:
+                    _log.warning("rayguard: process %d left %d forked children; ended", dead.pid, len(left))
+
+        self._lives[name] = process
+        self._deaths.watch(process, died)
+
+    def _unwatch(self, name: str) -> None:
+        process = self._lives.pop(name, None)
+        if process is not None:
+            self._deaths.unwatch(process)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        self._deaths.close()
+
+
+def actor_class(cls: Any, options: Mapping[str, Any]) -> Any:
+    """Return the actor class to hire: the user's, that takes a pool's requests as well.
+
+    Raises:
+        ConfigError: The class owns no engine.
+    """
+    import ray  # noqa: PLC0415 - only where actors are made
+
+    given: dict[str, object] = {}
+    plain = cls
+    if is_actor_class(cls):
+        given = {name: value for name, value in default_options(cls).items() if value is not None}
+        plain = written_class(cls)
+    is_member = hasattr(plain, "rayguard_hello")  # it takes a pool's requests itself: in tests
+    if not isinstance(plain, type) or not (is_member or hasattr(plain, "build_engine")):
+        raise ConfigError(
+            "RolloutPool needs a class with build_engine(self, settings), as rayguard.RolloutMixin says; "
+            f"got {cls!r}"
+        )
+    named = {"__module__": plain.__module__, "__doc__": plain.__doc__}
+    made = plain if is_member else type(plain.__name__, (PoolActor, plain), named)
+    made.__qualname__ = plain.__qualname__
+    chosen = {**given, **options}
+    return ray.remote(**chosen)(made) if chosen else ray.remote(made)
+
+
+def _kill(handle: Any, *, no_restart: bool) -> None:
+    import ray  # noqa: PLC0415
+
+    with harmless("pool"):
+        if ray.is_initialized():
+            ray.kill(handle, no_restart=no_restart)
+
+
+def _here() -> str:
+    import ray  # noqa: PLC0415
+
+    with harmless("pool"):
+        return str(ray.get_runtime_context().get_node_id())
+    return ""

@@ -1,0 +1,1 @@
+"""The ledger of a pool: every request and its answer, on disk."""

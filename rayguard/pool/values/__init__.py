@@ -1,0 +1,1 @@
+"""What a pool is asked and what it answers: plain values."""

@@ -1,0 +1,1 @@
+"""Which weights a pool serves: pushes, and the vote of the canaries."""

@@ -1,0 +1,1 @@
+"""What a dead process left behind: what is proved to be ours goes."""

@@ -1,0 +1,1 @@
+"""Who killed a process: the evidence, and the verdict on it."""

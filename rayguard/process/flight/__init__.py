@@ -1,0 +1,1 @@
+"""The flight recorder: the last minute of a process, readable after SIGKILL."""

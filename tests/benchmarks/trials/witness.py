@@ -1,0 +1,123 @@
+"""A witness inside an engine's core: how many tokens each request really had when the core died.
+
+Who writes it is ``tests.benchmarks.trials.scheduler``, a few bytes for each request and step, into a mapped file:
+what was written is there whatever becomes of the process. One file for each core, in one folder. Knows
+nothing of recovery; what was lost is for the reader to say.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rayguard.process.identity import ProcessId
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONFIG_KEY = "rayguard_witness"
+SLOTS = 4096  # the newest requests of one core
+_HEADER = struct.Struct("<Q")  # requests so far
+_FAILED = struct.Struct("<Q")  # monotonic ns of the scheduler's own failure, 0 before it
+_FIRST = _HEADER.size + _FAILED.size
+_SLOT = struct.Struct("<96sQII")  # id, when it came (monotonic ns), tokens then, tokens now
+_NOW = struct.Struct("<I")
+_NOW_AT = _SLOT.size - _NOW.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRequest:
+    """One request on one core. Tokens are those of the whole sequence, prompt included."""
+
+    id: str
+    at_ns: int  # monotonic, when it came
+    start: int  # tokens it came with
+    now: int
+
+
+class WitnessWriter:
+    """Writes the file of the calling process into ``folder``.
+
+    Invariant: the header counts a slot only once it is filled.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        me = ProcessId.me()
+        path = folder / name_of(me)
+        with path.open("wb") as file:
+            file.truncate(_FIRST + SLOTS * _SLOT.size)
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        self._count = 0
+        self._at: dict[str, int] = {}
+
+    def begin(self, request_id: str, tokens: int) -> None:
+        """A request comes in with so many tokens."""
+        offset = _FIRST + self._count % SLOTS * _SLOT.size
+        _SLOT.pack_into(self._map, offset, request_id.encode()[:96], time.monotonic_ns(), tokens, tokens)
+        self._at[request_id] = offset + _NOW_AT
+        self._count += 1
+        _HEADER.pack_into(self._map, 0, self._count)
+
+    def see(self, request_id: str, tokens: int) -> None:
+        """It has so many tokens now."""
+        offset = self._at.get(request_id)
+        if offset is not None:
+            _NOW.pack_into(self._map, offset, tokens)
+
+    def end(self, request_id: str) -> None:
+        """Nothing more comes of it; its count stays."""
+        self._at.pop(request_id, None)
+
+    def fail(self) -> None:
+        """The scheduler fails now."""
+        _FAILED.pack_into(self._map, _HEADER.size, time.monotonic_ns())
+
+
+class CoreWitness:
+    """Reads the file of one core, alive or dead."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    @property
+    def count(self) -> int:
+        """How many requests the core has had."""
+        return int(_HEADER.unpack_from(self._map)[0])
+
+    @property
+    def failed_at(self) -> float | None:
+        """When its scheduler failed, in monotonic seconds; None: not of itself."""
+        at_ns = _FAILED.unpack_from(self._map, _HEADER.size)[0]
+        return at_ns / 1e9 if at_ns else None
+
+    def read(self, since: int = 0) -> list[SeenRequest]:
+        """Return the requests from number ``since`` on, oldest first, as far as they are still there."""
+        count = self.count
+        return [self._slot(number) for number in range(max(since, count - SLOTS), count)]
+
+    def _slot(self, number: int) -> SeenRequest:
+        name, at_ns, start, now = _SLOT.unpack_from(self._map, _FIRST + number % SLOTS * _SLOT.size)
+        return SeenRequest(id=name.rstrip(b"\0").decode(errors="replace"), at_ns=at_ns, start=start, now=now)
+
+
+def name_of(core: ProcessId) -> str:
+    """Return the name of the file of a core's process."""
+    return f"{core.pid}-{core.started}.witness"
+
+
+def core_of(path: Path) -> ProcessId:
+    """Return whose file ``path`` is."""
+    pid, _, started = path.stem.partition("-")
+    return ProcessId(int(pid), int(started))
+
+
+def witnessed(folder: Path) -> dict[str, str]:
+    """Return the additional vLLM configuration that tells a ``WitnessedScheduler`` where to write."""
+    return {CONFIG_KEY: os.fspath(folder)}

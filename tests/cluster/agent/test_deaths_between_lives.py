@@ -1,0 +1,114 @@
+"""Deaths as the agent works on them: nothing that fails or is late beside it hides one. No Ray needed."""
+
+import time
+
+import pytest
+
+from rayguard.cluster.agent import worker_deaths as module
+from rayguard.cluster.agent.journal_feed import KnownIncidents
+from rayguard.cluster.agent.worker_deaths import SETTLED_S, Deaths
+from rayguard.cluster.agent.worker_table import Worker
+from rayguard.process.identity import ProcessId
+from rayguard.ray_internals.rows import WorkerRow
+from rayguard.recovery.incident import Incident
+
+DEAD = Worker(process=ProcessId(2**22 + 5, 7), title="Rollout.run", target="Rollout", job_id="01000000")
+
+
+class Cluster:
+    """Ray knows that it crashed, and is not always to be asked."""
+
+    fails = 0
+
+    def worker_id_of(self, pid):
+        return "worker"
+
+    def worker(self, worker_id):
+        pid = DEAD.process.pid
+        return WorkerRow(
+            worker_id=worker_id,
+            pid=pid,
+            alive=False,
+            at=time.time(),
+            kind="SYSTEM_ERROR",
+            said="End of file.",
+        )
+
+    def actor_in(self, worker_id, job_id):
+        self.fails -= 1
+        if self.fails >= 0:
+            raise OSError("Ray does not answer")
+
+    def last_task_of(self, worker_id, pid):
+        return ""
+
+
+class Kernel:
+    """Tells of a death before ``watch`` returns, as it may of a process that is dead already."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def watch(self, process, on_death):
+        on_death(process)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def deaths(tmp_path, told, monkeypatch):
+    def tell(death, *_):
+        told.append(death)
+        return Incident(id="i", kind="actor_died", scope="process", cause="c")
+
+    monkeypatch.setattr(module, "DeathWatch", Kernel)
+    made = Deaths(Cluster(), None, KnownIncidents(tmp_path), tell, lambda: (0.0, None))
+    made.watch({DEAD.process: DEAD})
+    yield made
+    made.close()
+
+
+def look(deaths, *, later_s=SETTLED_S):
+    (case,) = deaths._open.values()
+    case.noticed_at = time.time() - later_s
+    deaths.reported("worker")
+    deaths.look()
+
+
+def test_of_one_that_was_dead_before_it_was_watched_it_is_known_what_it_did(deaths, told):
+    """As when an agent comes back: the kernel tells at once, in another thread."""
+    look(deaths)
+    assert [(one.pid, one.target, one.job_id) for one in told] == [(DEAD.process.pid, "Rollout", "01000000")]
+
+
+def test_a_worker_is_kept_until_its_death_is_told(deaths, told):
+    """An agent that ends in between finds it again."""
+    assert deaths.watched() == [DEAD]
+    look(deaths)
+    assert told
+    assert deaths.watched() == []
+
+
+@pytest.mark.parametrize(("fails", "are_told", "looks"), [(1, 1, 2), (9, 0, 3)])
+def test_a_death_that_cannot_be_understood_at_once_is_looked_at_again(deaths, told, fails, are_told, looks):
+    """And not for ever."""
+    deaths._cluster.fails = fails
+    for _ in range(looks):
+        assert deaths.pending
+        look(deaths)
+    assert not deaths.pending
+    assert len(told) == are_told
+
+
+def test_a_clock_that_was_set_back_holds_up_nothing(deaths, told):
+    """A death of "in an hour" is one of now."""
+    (case,) = deaths._open.values()
+    look(deaths, later_s=-3_600.0)
+    assert case.noticed_at <= time.time()
+    assert told == []
