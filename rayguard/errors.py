@@ -20,6 +20,23 @@ class EngineHungError(RayguardError, TimeoutError):
     """The engine made no progress although it had work; the message holds the evidence."""
 
 
+class WrongTokensError(RayguardError, RuntimeError):
+    """An engine answered a greedy request otherwise than when it was asked again (``GuardPolicy.audit``).
+
+    Fields: ``request`` (its id), ``tokens`` (how many the answer had), ``why`` (the first that differs).
+    """
+
+    def __init__(self, request: str, tokens: int, why: str) -> None:
+        super().__init__(request, tokens, why)
+        self.request = request
+        self.tokens = tokens
+        self.why = why
+
+    def __str__(self) -> str:
+        asked = f"greedy request {self.request!r}, answered with {self.tokens} tokens"
+        return f"{asked}, was asked again: {self.why}"
+
+
 class WeightsError(RayguardError, RuntimeError):
     """An engine could not be brought to the current weights, or reports other ones."""
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
+    from rayguard.engine.audited_answer import AuditedAnswer, Auditor
     from rayguard.engine.weights.canary import Canary
     from rayguard.engine.weights.changes import WeightChanges
     from rayguard.engine.weights.layout import Layout
@@ -89,6 +90,7 @@ class Verdicts:
     quarantined: Mapping[str, str] = field(default_factory=dict)  # request id -> why
     suspects: tuple[str, ...] = ()  # run one at a time
     calls: Mapping[str, str] = field(default_factory=dict)  # that are not made again -> why
+    doubt: str = ""  # why the tokens so far may be wrong: who has shown none of them begins afresh
 
 
 class Engine(Protocol):
@@ -196,6 +198,26 @@ class Engine(Protocol):
         """Return what it answers to the canary's prompt; None where it cannot, or not cheaply.
 
         ``closely``: with log-probabilities, also where those are not cheap.
+
+        Raises:
+            TimeoutError: The deadline passed.
+        """
+        return None
+
+    def audited_by(self, auditor: Auditor) -> None:  # noqa: ARG002 - for those that see requests
+        """Let ``auditor`` choose among greedy requests and have their answers. Called before ``serve``."""
+        return
+
+    def answer_again(
+        self,
+        answer: AuditedAnswer,  # noqa: ARG002 - for those that give some
+        *,
+        deadline_s: float,  # noqa: ARG002
+        closely: bool = False,  # noqa: ARG002
+    ) -> Canary | None:
+        """Return what it answers to the request of ``answer`` without its caches; None where it cannot now.
+
+        ``closely``: with log-probabilities.
 
         Raises:
             TimeoutError: The deadline passed.

@@ -60,6 +60,10 @@ class GuardPolicy:
     engines with the same weights (other safe settings, batches, GPUs). After each push, an engine that can
     answer cheaply generates eight tokens, and serves only if they agree with what was answered before with
     these weights. None: no such canaries.
+    ``audit``: share of the greedy requests (temperature 0) that an engine answers once more when it has
+    time, past its prefix cache; 0.01 is one of a hundred. Another answer, where no two tokens were as likely
+    within ``canary_tolerance``, is an incident, and the engine is replaced. It costs that share of the
+    generation; with an ``LLM``, callers wait meanwhile. 0: none.
     ``snapshot``: how often the state of an actor that can say it is kept; by default after each call.
     ``memory``: when memory counts as short and what may be done about it; None: it is not watched. By default
     no process is recycled for it (``MemoryPolicy(recycle=...)``).
@@ -88,6 +92,7 @@ class GuardPolicy:
     snapshot: SnapshotPolicy = field(default_factory=SnapshotPolicy)
     memory: MemoryPolicy | None = field(default_factory=lambda: MemoryPolicy(recycle=None))
     canary_tolerance: float | None = 0.5
+    audit: float = 0.0
     hang_stopped_s: float = 2.0
     hang_idle_s: float = 8.0
     hang_busy_s: float = 300.0
@@ -108,6 +113,7 @@ class GuardPolicy:
                     f"GuardPolicy.{name} must be more than 0 seconds, got {getattr(self, name)}"
                 )
         _check_standby(self.standby)
+        _check_share(self.audit)
         _check_parts(self.memory, self.snapshot)
         if self.call_retries < 0:
             raise ConfigError(f"GuardPolicy.call_retries must be 0 or more, got {self.call_retries}")
@@ -138,6 +144,11 @@ def _check_parts(memory: object, snapshot: object) -> None:
         raise ConfigError(f"GuardPolicy.memory must be a rayguard.MemoryPolicy or None, got {memory!r}")
     if not isinstance(snapshot, SnapshotPolicy):
         raise ConfigError(f"GuardPolicy.snapshot must be a rayguard.SnapshotPolicy, got {snapshot!r}")
+
+
+def _check_share(audit: float) -> None:
+    if not 0 <= audit <= 1:
+        raise ConfigError(f"GuardPolicy.audit must be a share from 0 to 1, got {audit}")
 
 
 def _check_standby(standby: object) -> None:

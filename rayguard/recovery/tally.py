@@ -73,6 +73,8 @@ class EngineTally:
     settings: tuple[str, ...] = ()  # safe settings in force
     standby_ready: bool = False
     standby_failures: int = 0
+    audited: int = 0  # answers that were made again and compared
+    audited_wrong: int = 0
 
     @property
     def state(self) -> str:

@@ -40,8 +40,8 @@ class Owner(RolloutMixin):
             kv_cache_memory_bytes=64 << 20,
             enable_prefix_caching=False,
             disable_log_stats=True,
-            **self.more,
         )
+        kwargs.update(self.more)
         if self.kind == "LLM":
             from vllm import LLM
 

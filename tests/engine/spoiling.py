@@ -16,6 +16,12 @@ class Spoiler:
             norm.mul_(factor)
         return name
 
+    def spoil_cache(self) -> int:
+        """Turn every key and value in the cache around; return how many layers there are."""
+        for cache in self.model_runner.kv_caches:
+            cache.neg_()
+        return len(self.model_runner.kv_caches)
+
     def look(self) -> int:
         """Change nothing."""
         return len(list(self.model_runner.get_model().named_parameters()))

@@ -146,10 +146,51 @@ def bytes_by_pid(driver: pynvml) -> dict[int, int]:
     """Return what each process that computes on a GPU holds there."""
     held: dict[int, int] = {}
     for index in range(0 if driver is None else driver.nvmlDeviceGetCount()):
-        device = driver.nvmlDeviceGetHandleByIndex(index)
-        for user in driver.nvmlDeviceGetComputeRunningProcesses(device):
-            held[user.pid] = held.get(user.pid, 0) + int(getattr(user, "usedGpuMemory", 0) or 0)
+        for pid, count in _users(driver, driver.nvmlDeviceGetHandleByIndex(index)):
+            held[pid] = held.get(pid, 0) + count
     return held
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """Bytes of one GPU: what some processes hold of it, and what is free."""
+
+    held: int
+    free: int
+
+
+def by_device(pids: set[int]) -> dict[str, DeviceUse]:
+    """Return what ``pids`` hold of each GPU, and what is free there. Not of one cut into instances."""
+    found: dict[str, DeviceUse] = {}
+    with nvml() as driver:
+        for index in range(0 if driver is None else driver.nvmlDeviceGetCount()):
+            device = driver.nvmlDeviceGetHandleByIndex(index)
+            if not _is_cut(driver, device):
+                held = sum(count for pid, count in _users(driver, device) if pid in pids)
+                found[f"GPU {index}"] = DeviceUse(held, int(driver.nvmlDeviceGetMemoryInfo(device).free))
+    return found
+
+
+def owners(device: str, but: set[int]) -> list[tuple[int, int]]:
+    """Return who else holds memory of ``device``, and how many bytes, the most first."""
+    with nvml() as driver:
+        users = (
+            []
+            if driver is None
+            else _users(driver, driver.nvmlDeviceGetHandleByIndex(int(device.split()[1])))
+        )
+    return sorted((user for user in users if user[0] not in but), key=lambda user: -user[1])
+
+
+def _users(driver: pynvml, device: object) -> list[tuple[int, int]]:
+    users = driver.nvmlDeviceGetComputeRunningProcesses(device)
+    return [(user.pid, int(getattr(user, "usedGpuMemory", 0) or 0)) for user in users]
+
+
+def _is_cut(driver: pynvml, device: object) -> bool:
+    with contextlib.suppress(driver.NVMLError):  # a GPU that knows no instances
+        return bool(driver.nvmlDeviceGetMigMode(device)[0])
+    return False
 
 
 def wait_for_memory(pids: Iterable[int], deadline_s: float = 30.0) -> bool:

@@ -14,6 +14,7 @@ from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
 
 if TYPE_CHECKING:
+    from rayguard.engine.audit import Audit
     from rayguard.engine.hangs.watch import EngineWatch
     from rayguard.engine.protocol import Carried, Engine, Verdicts
     from rayguard.engine.standby.keeper import Standby
@@ -33,6 +34,7 @@ class Lives:
         self.builder = builder
         self.weights = weights
         self.standby: Standby | None = None  # set once, before the first life
+        self.audit: Audit | None = None  # likewise
         self._watch = watch
         self._policy = policy
         # What a standby writes about its failures is no evidence about the engine that serves: two folders.
@@ -85,6 +87,8 @@ class Lives:
         try:
             self._refuse_if_closed()  # while it was built
             self.weights.begin(new, None if spare is None else spare.proof)
+            if self.audit is not None:
+                new.audited_by(self.audit)
             carried = new.serve(verdicts, deadline_s=self._policy.weights_deadline_s)
         except BaseException:
             new.close(polite_s=0.0, force_s=FORCE_S)
@@ -120,6 +124,8 @@ class Lives:
     def close(self, polite_s: float) -> None:
         """End the engine and its standby, and watch nothing any more."""
         self.closed = True
+        if self.audit is not None:
+            self.audit.close()
         if self.standby is not None:
             self.standby.close()
         self.end(polite_s=polite_s)

@@ -15,10 +15,17 @@ from typing import TYPE_CHECKING
 from rayguard.engine.evidence import gather
 from rayguard.engine.protocol import Carried, Engine, Verdicts
 from rayguard.engine.supervision.engine_incident import EngineStory, weights_lost
-from rayguard.errors import ConfigError, EngineHungError, GaveUpError, WeightsError, WeightSourceError
+from rayguard.errors import (
+    ConfigError,
+    EngineHungError,
+    GaveUpError,
+    WeightsError,
+    WeightSourceError,
+    WrongTokensError,
+)
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
 from rayguard.harmless import harmless
-from rayguard.recovery.incident import Outcome, attach
+from rayguard.recovery.incident import Incident, Outcome, attach
 from rayguard.recovery.machine import Decision, EngineState, Failed, build_failed, handle
 from rayguard.recovery.remedy import Action, Remedy
 from rayguard.recovery.tally import TALLY
@@ -27,7 +34,6 @@ if TYPE_CHECKING:
     from rayguard.engine.context import Surroundings
     from rayguard.engine.supervision.lifecycle import Lives
     from rayguard.faults.fault import Fault, Silence
-    from rayguard.recovery.incident import Incident
     from rayguard.recovery.policy import GuardPolicy
 
 _log = logging.getLogger("rayguard")
@@ -75,7 +81,7 @@ class Recovery:
         """
         fault = self.facts(old, error, silence)
         diagnosis = self.verdict(fault)
-        progress = old.progress()
+        progress, doubted = old.progress(), isinstance(error, WrongTokensError)
         story = EngineStory(
             self._around,
             fault,
@@ -87,8 +93,8 @@ class Recovery:
         event = Failed(
             diagnosis=diagnosis,
             now=detected_at,
-            requests=progress.running,
-            held=progress.held,
+            requests=() if doubted else progress.running,
+            held=(*progress.held, *progress.running) if doubted else progress.held,
             calls=(*progress.calls, *progress.just_ended),
             reads=progress.reads,
             own_process=not old.processes(),
@@ -98,7 +104,7 @@ class Recovery:
             story.note(f"calls that were in it or had just left it: {', '.join(event.calls)}")
         self.state, decision = handle(self.state, event, self._policy)
         self._obey(decision, story, error)
-        verdicts = _verdicts(decision, story)
+        verdicts = _verdicts(decision, story, doubt=str(error) if doubted else "")
         old.interrupt(_as_exception(error, silence))
         if self._taken_over(verdicts, story):
             return
@@ -115,8 +121,13 @@ class Recovery:
         """Return when somebody asks for the engine: its memory is lent to somebody else while it sleeps."""
         self.parked.set()
         while not (self.wanted.wait(_LOOK_S) or self._lives.closed or old.progress().running):
-            pass
+            ...
         self.parked.clear()
+
+    def tell(self, error: Exception, _life: object) -> None:
+        """Write what ``error`` tells of an engine that serves on."""
+        told = Incident.of(fault := self.facts(None, error, None), self.verdict(fault))
+        self._around.noticed(replace(told, outcome=Outcome.FAILED))
 
     def change(self, state: EngineState) -> None:
         """Rebuild with the settings of ``state``, between requests: no fault, so no incident."""
@@ -265,7 +276,7 @@ class Recovery:
             self._around.remember({**self.state.to_json(), **self._changes.to_json()})
 
 
-def _verdicts(decision: Decision, story: EngineStory) -> Verdicts:
+def _verdicts(decision: Decision, story: EngineStory, doubt: str) -> Verdicts:
     why = f"quarantined: it was running each time an engine died ({story.incident.cause})"
     if decision.quarantined:
         story.note(f"quarantined: {', '.join(decision.quarantined)}")
@@ -273,6 +284,7 @@ def _verdicts(decision: Decision, story: EngineStory) -> Verdicts:
         quarantined=dict.fromkeys(decision.quarantined, why),
         suspects=decision.suspects,
         calls=dict.fromkeys(decision.calls, story.incident.cause),
+        doubt=doubt,
     )
 
 
@@ -284,6 +296,5 @@ def _let_calls_end(engine: Engine, deadline_s: float) -> None:
 
 
 def _as_exception(error: BaseException | None, silence: Silence | None) -> Exception:
-    if isinstance(error, Exception):
-        return error
-    return EngineHungError("the engine died" if silence is None else str(silence))
+    hung = EngineHungError("the engine died" if silence is None else str(silence))
+    return error if isinstance(error, Exception) else hung

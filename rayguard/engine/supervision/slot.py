@@ -7,6 +7,7 @@ import threading
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from rayguard.engine.audit import Audit
 from rayguard.engine.build.builder import EngineBuilder
 from rayguard.engine.context import Surroundings
 from rayguard.engine.hangs.watch import EngineWatch
@@ -67,6 +68,14 @@ def engine_slot(
         lives.standby = Standby(builder, current, policy, tally)
     supervisor = EngineSupervisor(lives, Recovery(lives, policy, around), policy, around)
     slot.append(supervisor)
+    if policy.audit:
+        lives.audit = Audit(
+            policy.audit,
+            policy.canary_tolerance or 0.0,
+            ready=lambda: supervisor.ready,
+            wrong=supervisor.doubted,
+            tally=tally,
+        )
     threading.Thread(target=_read_catalog, name="rayguard-catalog", daemon=True).start()
     return supervisor
 

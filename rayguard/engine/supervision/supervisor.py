@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rayguard.engine.supervision.recovery import Recovery
     from rayguard.engine.weights.changes import WeightChanges
     from rayguard.engine.weights.proof import Doubt, Proof
-    from rayguard.errors import EngineCallError
+    from rayguard.errors import EngineCallError, WrongTokensError
     from rayguard.faults.fault import Silence
     from rayguard.process.identity import ProcessId
     from rayguard.recovery.policy import GuardPolicy
@@ -246,6 +246,11 @@ class EngineSupervisor:
         if healing is not None:
             self._recovery.wanted.set()  # whoever asks waits for it
         return healing
+
+    def doubted(self, error: WrongTokensError, engine: Engine) -> None:
+        """Say that ``engine`` gives wrong tokens: it is replaced, where its weights can be had again."""
+        act = self._recovery.tell if self.changes.irreplaceable else self.report
+        act(error, engine.life)
 
     def lost_call(self, error: BaseException) -> EngineCallError | None:
         """Return what its caller gets for a call that a death cut off; None where ``error`` is of no call."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from rayguard.engine.protocol import Carried, Verdicts
-    from rayguard.engine.vllm.canary_answer import CanaryQuestion
     from rayguard.engine.vllm.interfaces import EngineCoreClient, EngineCoreOutputs, EngineCoreRequest
+    from rayguard.engine.vllm.questions.canary_answer import CanaryQuestion
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class AsyncHealingClient(HealingClient):
 
     loop: asyncio.AbstractEventLoop | None = None
     _thread = ""  # that the loop ran in
-    question: CanaryQuestion | None = None  # of ours that is on its way
+    questions: tuple[CanaryQuestion, ...] = ()  # of ours that are on their way
 
     def bind(self) -> None:
         """Remember the loop that the frontend runs on; vLLM's sockets and queues belong to it.
@@ -87,8 +87,8 @@ class AsyncHealingClient(HealingClient):
                 continue
             if core is not self.core:
                 continue  # too late: its successor makes these tokens again
-            if self.question is not None:
-                self.question.take(outputs)
+            for question in self.questions:
+                question.take(outputs)
             self._in_hand = True
             if self._received(outputs):
                 for request in self._next_suspect():
@@ -179,14 +179,15 @@ class AsyncHealingClient(HealingClient):
         Raises:
             TimeoutError: The deadline passed.
         """
-        if self.question is not None or len(self._requests) >= room:
+        if len(self._requests) >= room:
             return
-        self.question, core = question, self.core
+        core = self.core
+        self.questions = (*self.questions, question)
         try:
             await core.add_request_async(question.request)
             await asyncio.wait_for(question.ended.wait(), deadline_s)
         finally:
-            self.question = None
+            self.questions = tuple(other for other in self.questions if other is not question)
             if not question.ended.is_set():
                 with contextlib.suppress(Exception):  # a dead core has nothing left to abort
                     await core.abort_requests_async([question.id])

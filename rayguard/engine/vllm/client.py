@@ -239,7 +239,7 @@ class HealingClient(CoreCalls):
                 self._requests.pop(request_id)
             elif request_id in verdicts.quarantined:
                 self._end(request_id, "ERROR", verdicts.quarantined[request_id])
-            elif reason := why_not(request, self.exact) if tokens else "":
+            elif reason := self._why_afresh(request, tokens, verdicts):
                 lost += len(tokens)
                 afresh[request_id] = reason
                 self.inflight.afresh(request, reason)
@@ -259,6 +259,11 @@ class HealingClient(CoreCalls):
         return send, Carried(
             requests=len(self._requests), tokens_saved=saved, tokens_lost=lost, afresh=afresh
         )
+
+    def _why_afresh(self, request: EngineCoreRequest, tokens: list[int], verdicts: Verdicts) -> str:
+        kind = getattr(self.processor.request_states[request.request_id], "output_kind", None)
+        unseen = getattr(kind, "name", "") == "FINAL_ONLY"  # what was streamed cannot be taken back
+        return (why_not(request, self.exact) or (verdicts.doubt if unseen else "")) if tokens else ""
 
     def _refuse_all(self, error: Exception) -> Carried:
         """Answer whatever runs with ``error``: the new core has other weights."""

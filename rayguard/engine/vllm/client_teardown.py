@@ -17,17 +17,21 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.01
 _CLOSED_S = 2.0
+_kept: list[object] = []  # frontends that must not be garbage-collected
 
 
-def let_go(core: EngineCoreClient, deadline_s: float, *, waits: bool) -> None:
+def let_go(core: EngineCoreClient, deadline_s: float, *, waits: bool, frontend: object = None) -> None:
     """Shut vLLM's client down, and see to it that its sockets are closed.
 
-    ``waits`` says that they can be closed now: those of an ``AsyncLLM`` close on its loop, if it runs.
+    ``waits`` says that they can be closed now: those of an ``AsyncLLM`` close on its loop, if it runs. Else
+    ``frontend`` is kept for ever: collected before, it would wait for ever in its ``__del__``.
 
     vLLM's own shutdown may raise half-way (it looks for a process that ended just then: psutil.NoSuchProcess,
     measured), here or in its monitor thread, and does not try again. Whichever thread then collects the
     client waits for the open socket for ever, in the ``__del__`` of its context.
     """
+    if not waits:
+        _kept.append(frontend)
     failed = True
     with contextlib.suppress(Exception):
         bounded(lambda: core.shutdown(timeout=0.0), deadline_s)

@@ -12,14 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rayguard.engine.protocol import EngineProcess
-from rayguard.faults.fault import Role
-from rayguard.process.identity import ProcessId
-from rayguard.process.tree import descendants
-
 if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
-
     from rayguard.engine.protocol import Progress
     from rayguard.engine.vllm.client import HealingClient
     from rayguard.engine.vllm.interfaces import EngineCoreClient, FrontendRequest
@@ -28,17 +21,6 @@ if TYPE_CHECKING:
 _PAUSES = ("pause_scheduler", "pause_scheduler_async", "sleep", "sleep_async")
 _RESUMES = ("resume_scheduler", "resume_scheduler_async", "wake_up", "wake_up_async")
 _UNBOUNDED = 1 << 40
-
-
-def processes_of(cores: Iterable[BaseProcess]) -> tuple[EngineProcess, ...]:
-    """Return the processes of an engine: its cores, each with its workers."""
-    found: list[EngineProcess] = []
-    for core in cores:
-        process = ProcessId.of(core.pid or 0)
-        if process is not None:
-            found.append(EngineProcess(Role.ENGINE_CORE, process))
-            found.extend(EngineProcess(Role.ENGINE_WORKER, child) for child in descendants(process))
-    return tuple(found)
 
 
 class CoreActivity:

@@ -15,18 +15,17 @@ from typing_extensions import override
 
 from rayguard.engine.deadline import bounded
 from rayguard.engine.protocol import SERVING, Carried, Engine, EngineProcess, Progress, Standing
-from rayguard.engine.vllm import built_with, canary_request, weight_push
+from rayguard.engine.vllm import built_with, client_teardown, weight_push
 from rayguard.engine.vllm.arguments import refuse_ray_executor
 from rayguard.engine.vllm.async_client import AsyncHealingClient, run_on
-from rayguard.engine.vllm.canary_answer import read
-from rayguard.engine.vllm.client_teardown import let_go
-from rayguard.engine.vllm.core_activity import CoreActivity, processes_of
+from rayguard.engine.vllm.core_activity import CoreActivity
+from rayguard.engine.vllm.core_processes import exits_of, processes_of
 from rayguard.engine.vllm.exact.claims import exactness
+from rayguard.engine.vllm.questions import audited, canary_request
 from rayguard.engine.vllm.receiver import ASK, install_receiver
 from rayguard.engine.vllm.sync_client import SyncHealingClient, send_one_at_a_time
 from rayguard.engine.weights.changes import WeightChanges
 from rayguard.engine.weights.spill import sendable
-from rayguard.faults.fault import ProcessExit
 from rayguard.harmless import harmless
 from rayguard.home import home
 from rayguard.process.cleanup import belongings, reaper
@@ -35,19 +34,20 @@ from rayguard.process.tree import end
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from rayguard.engine.audited_answer import AuditedAnswer, Auditor
     from rayguard.engine.protocol import Report, Verdicts
     from rayguard.engine.vllm.inflight import InFlight
     from rayguard.engine.vllm.interfaces import LLM, EngineCoreClient, LLMEngine
+    from rayguard.engine.vllm.questions.canary_answer import CanaryQuestion
     from rayguard.engine.weights.canary import Canary
     from rayguard.engine.weights.layout import Layout
     from rayguard.engine.weights.version import WeightReceipt, Weights
+    from rayguard.faults.fault import ProcessExit
 
 T = TypeVar("T")
 
 _SENT_AS_BYTES = 64 << 20
 _BESIDE_S = 10.0  # for a canary while callers may wait
-_IN_TIME_S = 1.0  # for a loop to say that a deadline passed
-_kept: list[object] = []  # frontends that must not be garbage-collected (see close)
 
 
 class VllmEngine(Engine):
@@ -74,6 +74,7 @@ class VllmEngine(Engine):
         self._activity = CoreActivity(self.core)
         self._version = ""  # of the weights that were pushed last
         self._changes = WeightChanges()
+        self._auditor: Auditor | None = None
         # What outlives a core: the object that the user holds, its engine, the stand-in for its core.
         self._handle: object = built
         self.front = self._own
@@ -143,12 +144,7 @@ class VllmEngine(Engine):
 
     @override
     def exits(self) -> tuple[ProcessExit, ...]:
-        codes = {core.pid: core.exitcode for core in self._cores}
-        return tuple(
-            ProcessExit(role=role, pid=process.pid, exitcode=codes.get(process.pid) or process.exitcode())
-            for role, process in ((known.role, known.process) for known in self._known)
-            if not process.alive()
-        )
+        return exits_of(self._known, self._cores)
 
     @override
     def progress(self) -> Progress:
@@ -176,11 +172,7 @@ class VllmEngine(Engine):
                 bounded(lambda: self.core.shutdown(timeout=polite_s), polite_s + 1.0)
         everyone = {known.process: known for known in (*self._known, *processes_of(self._cores))}
         left = end(tuple(everyone), polite_s=0.0, force_s=force_s, mark=self._mark)
-        loop = self.loop
-        waits = not self._is_async or (loop is not None and loop.is_running())
-        if not waits:  # its sockets close on their loop; collected before, they wait for ever in __del__
-            _kept.append(self._built)
-        let_go(self.core, force_s, waits=waits)
+        client_teardown.let_go(self.core, force_s, waits=self.can_push(), frontend=self._built)
         with harmless("shm"):  # Ray and vLLM leave it to the end of the owner: each killed core would leak
             reaper.free_after(tuple(everyone), home())
         return tuple(everyone[process] for process in left)
@@ -229,18 +221,26 @@ class VllmEngine(Engine):
         # Where no caller wants log-probabilities, a core would compile for seconds to tell them to us alone.
         logprobs = closely or self.client.logprobs
         question = canary_request.question_for(self._own.vllm_config, logprobs=logprobs)
-        if question is None:
+        limit_s = min(deadline_s, _BESIDE_S) if self._serves() else deadline_s
+        return None if question is None else self._asked(question, limit_s)
+
+    @override
+    def audited_by(self, auditor: Auditor) -> None:
+        self._auditor = auditor
+
+    @override
+    def answer_again(
+        self, answer: AuditedAnswer, *, deadline_s: float, closely: bool = False
+    ) -> Canary | None:
+        if self.client is None or self._activity.paused or not self._serves():
             return None
+        told = closely or self.client.logprobs
+        return self._asked(audited.question_for(self._own.vllm_config, answer, logprobs=told), deadline_s)
+
+    def _asked(self, question: CanaryQuestion, deadline_s: float) -> Canary | None:
         client = self.client if self._serves() else None  # None: nobody reads from this core yet
-        deadline_s = deadline_s if client is None else min(deadline_s, _BESIDE_S)
-        if self._is_async:
-            asking = canary_request.ask_on_loop(self.core, self.front, client, question, deadline_s)
-            self._on_loop(asking, deadline_s + _IN_TIME_S)
-        elif isinstance(client, SyncHealingClient):
-            client.ask(question, deadline_s)
-        else:
-            read(self.core, question, deadline_s)
-        return question.answer()
+        run = self._on_loop if self._is_async else None
+        return canary_request.ask(self.core, self.front, client, question, deadline_s, run)
 
     def _push(self, weights: Weights, deadline_s: float) -> Sequence[Mapping[str, object]]:
         if self._is_async:
@@ -262,6 +262,8 @@ class VllmEngine(Engine):
             client = kind(self.core, self._own.output_processor, self._report, self._patience_s)
             client.exact = exactness(self._known, self._own.vllm_config)
             client.own_calls.changes = self._changes
+            if self._auditor is not None:
+                client.inflight.audited = audited.AuditedRequests(self._auditor, client)
             self._own.engine_core = cast("EngineCoreClient", client)  # which passes all else through
             self.client = client
             return Carried()

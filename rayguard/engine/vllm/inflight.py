@@ -52,6 +52,19 @@ class Keeper(Protocol):
         """These requests are answered or given up."""
 
 
+class Listener(Protocol):
+    """Hears which requests come and how they end. Called on the frontend's thread; must be quick."""
+
+    def began(self, request: EngineCoreRequest) -> None:
+        """A request has come in, or begins afresh."""
+
+    def answered(self, request: EngineCoreRequest, output: EngineCoreOutput) -> None:
+        """A request got its last output, which the frontend has yet to see."""
+
+    def aborted(self, request_id: str) -> None:
+        """Nobody waits for a request any more."""
+
+
 @dataclass(slots=True)
 class RequestNote:
     """What happened to one request: where it was cut, how it drifted, why it had to begin afresh."""
@@ -67,6 +80,7 @@ class InFlight:
     def __init__(self, processor: OutputProcessor) -> None:
         self._processor = processor
         self.keepers: list[Keeper] = []
+        self.audited: Listener | None = None
         self._read: dict[str, int] = {}  # internal id -> tokens that the keepers have
         self._begun: dict[str, str] = {}  # internal id -> the id by which keepers know it
         self._notes: dict[str, RequestNote] = {}
@@ -122,6 +136,9 @@ class InFlight:
 
     def began(self, request: EngineCoreRequest) -> None:
         """Note a request that has come in."""
+        if self.audited is not None:
+            with harmless("audit"):
+                self.audited.began(request)
         if not self.keepers:
             return
         name, fingerprint = name_of(request), fingerprint_of(request)
@@ -149,6 +166,9 @@ class InFlight:
 
     def answered(self, request: EngineCoreRequest, output: EngineCoreOutput, version: str | None) -> None:
         """Note that a request got its last output, which the frontend has yet to see."""
+        if self.audited is not None:
+            with harmless("audit"):
+                self.audited.answered(request, output)
         name = self._begun.pop(request.request_id, None)
         if name is None:
             return
@@ -165,6 +185,8 @@ class InFlight:
 
     def aborted(self, request_id: str) -> None:
         """Note that nobody waits for a request any more."""
+        if self.audited is not None:
+            self.audited.aborted(request_id)
         name = self._begun.pop(request_id, None)
         self._read.pop(request_id, None)
         if name is not None:

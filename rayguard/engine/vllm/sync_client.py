@@ -7,11 +7,11 @@ import functools
 import threading
 from typing import TYPE_CHECKING
 
-from rayguard.engine.vllm.canary_answer import CanaryQuestion, read
 from rayguard.engine.vllm.client import PUT_DOWN_S, HealingClient
 from rayguard.engine.vllm.door.core_calls import wake
 from rayguard.engine.vllm.kept.condition import replay
 from rayguard.engine.vllm.patch import wrap
+from rayguard.engine.vllm.questions.canary_answer import CanaryQuestion, read
 from rayguard.errors import ConfigError
 
 if TYPE_CHECKING:

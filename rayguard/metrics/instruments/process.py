@@ -96,6 +96,16 @@ INSTRUMENTS: tuple[Instrument[Tally], ...] = (
         "Standby engines that could not be built or died while they waited; the serving one went on.",
         _of_engines(lambda engine: engine.standby_failures),
     ),
+    counter(
+        "rayguard_audited_answers_total",
+        "Answers to greedy requests that were made again and compared (GuardPolicy.audit).",
+        _of_engines(lambda engine: engine.audited),
+    ),
+    counter(
+        "rayguard_audited_wrong_total",
+        "Audited answers with other tokens than when they were made again: the engine was replaced.",
+        _of_engines(lambda engine: engine.audited_wrong),
+    ),
     gauge(
         "rayguard_engine_requests_running",
         "Requests in the engines now.",

@@ -202,3 +202,35 @@ def test_an_async_engine_is_used_from_its_own_loop_alone():
     asyncio.run(elsewhere())
     assert core.got == ["a"]
     client.reset_async().close()  # no loop at all: as it was
+
+
+def test_tokens_in_doubt_are_made_again_unless_somebody_saw_them(monkeypatch):
+    """One that was streamed goes on; one that waits for its whole answer begins afresh."""
+    afresh, sent = [], []
+
+    def begin_afresh(_processor, request):
+        afresh.append(request.request_id)
+        return True
+
+    monkeypatch.setattr("rayguard.engine.vllm.client.output_state.begin_afresh", begin_afresh)
+    monkeypatch.setattr(
+        "rayguard.engine.vllm.client.continued",
+        lambda request, tokens, _exact: sent.append((request.request_id, tokens)) or request,
+    )
+    monkeypatch.setattr("rayguard.engine.vllm.client.why_not", lambda *_: "")
+    monkeypatch.setattr("rayguard.engine.vllm.client.spent", lambda *_: False)
+    new = Core()
+
+    async def play():
+        client = client_of(Core())
+        for name, kind in (("a", "FINAL_ONLY"), ("b", "DELTA")):
+            client.processor.request_states[name] = SimpleNamespace(
+                output_kind=SimpleNamespace(name=kind), detokenizer=SimpleNamespace(output_token_ids=[7, 8])
+            )
+            await client.add_request_async(request(name))
+        carried = await client.adopt(new, Verdicts(doubt="its tokens are wrong"))
+        assert carried.afresh == {"a": "its tokens are wrong"}
+        assert (carried.tokens_saved, carried.tokens_lost) == (2, 2)
+
+    asyncio.run(play())
+    assert (afresh, sent, sorted(new.got)) == (["a"], [("b", [7, 8])], ["a", "b"])

@@ -12,6 +12,7 @@ import time
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from rayguard.engine.vllm.kept.wake_room import WakeRoom
 from rayguard.engine.vllm.receiver import FINGERPRINT
 from rayguard.harmless import harmless
 
@@ -38,6 +39,8 @@ class OwnCalls:
     def __init__(self, changes: WeightChanges) -> None:
         self.changes = changes
         self.touched = False  # since the last push: weights may be others than were pushed
+        self.touches = 0  # of any kind, pushes included; only grows
+        self._room = WakeRoom()
         self._mute: object = None  # the core that gives no fingerprints
         self._asleep: object = None  # the core whose weights may be away: to read them would end it
 
@@ -45,6 +48,7 @@ class OwnCalls:
     def pushing(self) -> Iterator[None]:
         """Give a push that ends what it may have been touched with: what comes meanwhile counts again."""
         before, self.touched = self.touched, False
+        self.touches += 1
         try:
             yield
         except BaseException:
@@ -60,10 +64,14 @@ class OwnCalls:
     def _sleeps(self, core: EngineCoreClient, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
         def passed(*args: Any, **kwargs: Any) -> Any:
-            self.touched = True
+            self.touched, self.touches = True, self.touches + 1
             if name.startswith("sleep"):
                 self._asleep = core
-            elif (tags := args[0] if args else kwargs.get("tags")) is None or "weights" in tags:
+                self._room.falls_asleep(core)
+                return call(*args, **kwargs)
+            tags = args[0] if args else kwargs.get("tags")
+            self._room.awakes(core, whole=tags is None)
+            if tags is None or "weights" in tags:
                 self._asleep = None
             return call(*args, **kwargs)
 
@@ -104,7 +112,7 @@ class OwnCalls:
         name = method if isinstance(method, str) else f"function {_name(method)}"
         if name == "apply_model" and args:
             name = f"apply_model {_name(args[0])}"
-        self.touched = True
+        self.touched, self.touches = True, self.touches + 1
         if name in _AWAY:
             self._asleep = core
         elif name in _BACK:

@@ -14,12 +14,17 @@ import uuid
 from typing import TYPE_CHECKING
 
 from rayguard.engine.vllm.async_client import AsyncHealingClient
-from rayguard.engine.vllm.canary_answer import CanaryQuestion
-from rayguard.engine.weights.canary import LIKELY, PROMPT, TOKENS
+from rayguard.engine.vllm.questions.canary_answer import CanaryQuestion, read
+from rayguard.engine.vllm.sync_client import SyncHealingClient
+from rayguard.engine.weights.canary import LIKELY, PROMPT, TOKENS, Canary
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from rayguard.engine.vllm.client import HealingClient
     from rayguard.engine.vllm.interfaces import EngineCoreClient, LLMEngine, VllmConfig
+
+_IN_TIME_S = 1.0  # for a loop to say that a deadline passed
 
 
 def question_for(config: VllmConfig, *, logprobs: bool) -> CanaryQuestion | None:
@@ -53,6 +58,31 @@ def question_for(config: VllmConfig, *, logprobs: bool) -> CanaryQuestion | None
         data_parallel_rank=None,
     )
     return CanaryQuestion(request)
+
+
+def ask(
+    core: EngineCoreClient,
+    front: LLMEngine,
+    client: HealingClient | None,
+    question: CanaryQuestion,
+    deadline_s: float,
+    run: Callable[[Coroutine[object, object, None], float], None] | None,
+) -> Canary | None:
+    """Ask ``core`` and return its answer; None where it had no time for it.
+
+    ``client`` is None where nobody reads from that core yet. ``run`` runs a coroutine on the loop of an
+    ``AsyncLLM`` for so many seconds; None under an ``LLM``.
+
+    Raises:
+        TimeoutError: The deadline passed.
+    """
+    if run is not None:
+        run(ask_on_loop(core, front, client, question, deadline_s), deadline_s + _IN_TIME_S)
+    elif isinstance(client, SyncHealingClient):
+        client.ask(question, deadline_s)
+    else:
+        read(core, question, deadline_s)
+    return question.answer()
 
 
 async def ask_on_loop(
