@@ -452,7 +452,7 @@ def test_a_threaded_actor_goes_on_from_a_moment_when_no_call_ran():
     os.kill(pid, signal.SIGKILL)
     log = [seen(ref) for ref in running]
     assert set(log) <= {"added", "lost"}
-    assert log.count("lost") <= 4
+    assert log.count("lost") <= 2 * 4, "those that were cut off, and those whose answers were on their way"
     one, other = get(actor.both.remote())
     assert one == other, "a moment within a call was kept"
     (incident,) = journal(actor)
