@@ -25,6 +25,8 @@ class Audited(Looped):
     def start(self):
         often = RestartBudget(max_restarts=50, within_s=3600.0)
         self.start_engine(policy=GuardPolicy(engine_budget=often, audit=1.0))
+        tally = self._engine_slot._recovery.tally  # of all engines of this name in this process
+        self._before = tally.audited, tally.audited_wrong
 
     def answers(self, **params):
         from vllm import SamplingParams
@@ -54,7 +56,7 @@ class Audited(Looped):
     @property
     def audited(self):
         tally = self._engine_slot._recovery.tally
-        return tally.audited, tally.audited_wrong
+        return tally.audited - self._before[0], tally.audited_wrong - self._before[1]
 
 
 def tokens(outputs):
