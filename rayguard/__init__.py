@@ -122,7 +122,10 @@ def __getattr__(name: str) -> Any:
     """Load a public name from where it lives (PEP 562)."""
     home = _HOME.get(name)
     if home is None:
-        raise AttributeError(f"module 'rayguard' has no attribute {name!r}")
+        from rayguard.options import meant  # noqa: PLC0415 - only after a mistake
+
+        known = [] if name.startswith("_") else __all__  # others ask for __path__ and the like
+        raise AttributeError(f"module 'rayguard' has no attribute {name!r}{meant(name, known)}")
     value = getattr(importlib.import_module(f"rayguard.{home}"), name)
     globals()[name] = value
     return value

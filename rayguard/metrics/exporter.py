@@ -25,6 +25,7 @@ from rayguard.metrics.http_server import Bearer, Server
 from rayguard.metrics.instruments.pool_tally import POOLS, Pools
 from rayguard.metrics.sources import readings, sources
 from rayguard.objects.holdings import HOLDINGS, Holdings
+from rayguard.options import explained
 from rayguard.recovery.tally import TALLY, Tally
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ _lock = threading.Lock()
 _exporters: list[Exporter] = []  # invariant: at most one
 
 
+@explained
 def serve_metrics(
     port: int = 0,
     address: str = "127.0.0.1",
