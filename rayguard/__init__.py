@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from rayguard.pool.values.policy import PoolPolicy
     from rayguard.pool.values.result import Batch, Generation, Sample
     from rayguard.recovery.budget import RestartBudget
-    from rayguard.recovery.incident import Incident, incident_of
+    from rayguard.recovery.incident import Incident
+    from rayguard.recovery.incident_search import incident_of
     from rayguard.recovery.ladder import Ladder
     from rayguard.recovery.memory_policy import MemoryPolicy
     from rayguard.recovery.policy import GuardPolicy, SnapshotPolicy
@@ -73,7 +74,7 @@ _HOME = {
     "Weights": "engine.weights.version",
     "WeightsError": "errors",
     "guard": "actors.guard.guard",
-    "incident_of": "recovery.incident",
+    "incident_of": "recovery.incident_search",
     "method": "actors.guard.guard",
     "object_scope": "objects.scope",
     "serve_metrics": "metrics.exporter",
