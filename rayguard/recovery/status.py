@@ -13,7 +13,6 @@ import re
 import socket
 import time
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +22,10 @@ from rayguard.process.pid_namespace import world
 from rayguard.ray_internals.capability import switched_off
 from rayguard.recovery.published import Published
 from rayguard.recovery.tally import TALLY, EngineTally, Tally
+from rayguard.recovery.typed_json import read_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from pydantic import TypeAdapter
 
 _NAME = re.compile(r"(\d+)-(\d+)\.json")
 _MAX_PAGE_BYTES = 1 << 20
@@ -129,13 +127,6 @@ def _pages(directory: Path) -> Iterator[Page]:
 
 def _page_in(path: Path) -> Page | None:
     try:
-        return _page_format().validate_json(read_regular(path, _MAX_PAGE_BYTES))
+        return read_as(Page, read_regular(path, _MAX_PAGE_BYTES))
     except ValueError:
         return None
-
-
-@lru_cache(maxsize=1)
-def _page_format() -> TypeAdapter[Page]:
-    from pydantic import TypeAdapter  # noqa: PLC0415 - only readers need it; a guarded process writes
-
-    return TypeAdapter(Page)
