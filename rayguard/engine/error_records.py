@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayguard.faults.fault import ExceptionFact, Frame, Role, facts_of
+from rayguard.redact import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -72,16 +73,24 @@ class RecordWriter:
 
 def _line(message: str, chain: tuple[ExceptionFact, ...], at: float) -> bytes:
     """Return one JSON line, cut until it fits: source text first, then outer frames, then outer links."""
+    message = without_secrets(message[:MAX_TEXT_CHARS])
+    chain = tuple(map(_without_secrets, chain))
     cuts = (chain, _without_code(chain, 24), _without_code(chain, 4), _without_code(chain[-2:], 1))
     line = b""
     for cut in cuts:
-        event = {"at": at, "message": message[:MAX_TEXT_CHARS], "chain": [dataclasses.asdict(f) for f in cut]}
+        event = {"at": at, "message": message, "chain": [dataclasses.asdict(f) for f in cut]}
         text = json.dumps(event, separators=(",", ":"), ensure_ascii=False)
         # It begins on a line of its own, even after one that a full disk or a kill has torn.
         line = b"\n" + text.encode(errors="backslashreplace") + b"\n"
         if len(line) <= MAX_LINE_BYTES:
             break
     return line
+
+
+def _without_secrets(fact: ExceptionFact) -> ExceptionFact:
+    """Leave long quotes in: its owner has yet to diagnose by its words."""
+    frames = (dataclasses.replace(frame, code=without_secrets(frame.code)) for frame in fact.frames)
+    return dataclasses.replace(fact, message=without_secrets(fact.message), frames=tuple(frames))
 
 
 def _without_code(chain: Iterable[ExceptionFact], frames: int) -> tuple[ExceptionFact, ...]:

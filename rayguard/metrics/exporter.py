@@ -91,8 +91,8 @@ def serve_metrics(
     ``port`` 0 is any free one. A port that cannot be had is logged and counted, and any free one is taken
     instead; with ``any_free_port=False`` it is an ``OSError``. ``registry`` gets the tally's collector and
     is served whole; without one, only rayguard's own metrics are. With a ``token``, who asks must say
-    ``Authorization: Bearer <token>``. What is not given here say ``RAYGUARD_METRICS_ADDRESS`` (else: loopback)
-    and ``RAYGUARD_METRICS_TOKEN_FILE``.
+    ``Authorization: Bearer <token>``. What is not given here say ``RAYGUARD_METRICS_ADDRESS`` (else:
+    loopback) and ``RAYGUARD_METRICS_TOKEN_FILE``.
 
     Raises:
         ConfigError: The port is none, the token is empty, or a setting cannot be used.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rayguard.private import open_regular
 from rayguard.recovery.incident import Incident
 from rayguard.recovery.typed_json import read_as
+from rayguard.redact import as_written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -151,7 +152,8 @@ class Tail:
         if not line.strip():
             return None
         try:
-            return read_as(Incident, line)
+            with as_written():
+                return read_as(Incident, line)
         except ValueError:
             self.errors += 1
             return None

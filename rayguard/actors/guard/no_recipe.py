@@ -52,7 +52,7 @@ def _before(actor_class: object, options: Options) -> tuple[Options, After | Non
 def _starts_without(cls: type) -> bool:
     """Say whether ``__init__`` is to start an engine for which there is no recipe."""
     recipe, init = getattr(cls, _RECIPE, None), getattr(cls, "__init__", None)
-    while hasattr(init, "__wrapped__"):
+    while init is not None and hasattr(init, "__wrapped__"):
         init = init.__wrapped__
     starts = _START in getattr(getattr(init, "__code__", None), "co_names", ())
     return starts and getattr(recipe, "__module__", "") == _MIXINS
