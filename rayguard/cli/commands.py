@@ -123,7 +123,7 @@ def status(
 ) -> None:
     """Show a cluster: nodes, processes, engines, jobs, stories. Without one, or with --home, this machine.
 
-    Of this machine it shows the guarded processes and their engines; those that ended, for a day.
+    Of this machine it shows the guarded and watched processes and their engines; those that ended, for a day.
 
     For example
 

@@ -61,7 +61,7 @@ def status(*, as_json: bool = False, home: Path | None = None) -> bool:
     elif pages:
         show_pages(pages)
     else:
-        say(f"No guarded process has left a page in {directory / 'status'}.")
+        say(f"No guarded process has left a page in {directory / 'status'}, and no watched one.")
     return True
 
 

@@ -144,9 +144,8 @@ def _facts(incident: Incident) -> Iterator[tuple[str, str]]:
 
 def _page_cells(page: Page, engine: EngineTally | None) -> tuple[str, ...]:
     age_s = max(0.0, time.time() - page.at)
-    process = (
-        f"{one_line(page.who.actor_class) or 'process'}\n{page.pid} {_LIVES[page.alive]} {age_s:.0f} s ago"
-    )
+    name, state = one_line(page.who.actor_class) or "process", _LIVES[page.alive]
+    process = f"{name}\n{page.pid} {_care(page)} {state} {age_s:.0f} s ago"
     if page.last_incident:
         process += f"\nlast incident {one_line(page.last_incident)}"
     if engine is None:
@@ -162,10 +161,16 @@ def _page_cells(page: Page, engine: EngineTally | None) -> tuple[str, ...]:
     )
 
 
+def _care(page: Page) -> str:
+    """Return what rayguard does for a process."""
+    return "watched" if page.who.watched else "guarded"
+
+
 def _page_line(page: Page, engine: EngineTally | None) -> str:
     words = [
         f"{one_line(page.who.actor_class) or 'process'} pid={page.pid} {_LIVES[page.alive]}",
         f"incarnation={page.who.incarnation}",
+        _care(page),
     ]
     if engine is not None:
         words += [

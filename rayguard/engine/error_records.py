@@ -11,6 +11,7 @@ import dataclasses
 import json
 import logging
 import os
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayguard.faults.fault import ExceptionFact, Frame, Role, facts_of
+from rayguard.harmless import is_news
 from rayguard.redact import without_secrets
 
 if TYPE_CHECKING:
@@ -113,6 +115,9 @@ class RecordingHandler(logging.Handler):
         """Write ``record``; a failure to do so goes to stderr, as ``logging`` handles its own errors."""
         try:
             self.writer.write(_message(record), record.exc_info[1] if record.exc_info else None)
+        except OSError as error:  # a full disk: each step may log an error, and nobody needs each traceback
+            if is_news(error, self.writer.path.parent):
+                sys.stderr.write(f"rayguard: what fails in this process is not kept: {error}\n")
         except Exception:  # noqa: BLE001 - an engine must not die of its obituary (disk full, broken __str__)
             self.handleError(record)
 

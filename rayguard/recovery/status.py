@@ -1,4 +1,4 @@
-"""The page on which each guarded process says how it is doing, for people and for other processes.
+"""The page on which each guarded or watched process says how it is doing, for people and for other processes.
 
 One small file per process, ``<home>/status/<pid>-<started>.json``, replaced in one step, so that a reader
 never sees half a page. It stays when its process dies: the last state is what one wants to know then. What
@@ -34,12 +34,13 @@ KEEP_DEAD_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Who:
-    """What runs in a process; empty where it is no Ray actor."""
+    """What runs in a process; empty where it is no Ray actor. ``watched``: nothing is guarded in it."""
 
     actor_class: str = ""
     actor_id: str = ""
     job_id: str = ""
     incarnation: int = 0  # 0 is the first life of the actor
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,11 @@ class StatusPage(Published[Page]):
         me = ProcessId.me()
         self._empty = Page(pid=me.pid, started=me.started, world=world(), host=socket.gethostname(), who=who)
         self._tally = tally
+
+    def guarded(self) -> None:
+        """Say from now on that a guard acts in this process, and does not only watch it."""
+        who = dataclasses.replace(self._empty.who, watched=False)
+        self._empty = dataclasses.replace(self._empty, who=who)
 
     def _page(self) -> Page:
         tally = self._tally.snapshot()
