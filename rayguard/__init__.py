@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from rayguard.pool.values.policy import PoolPolicy
     from rayguard.pool.values.result import Batch, Generation, Sample
     from rayguard.recovery.budget import RestartBudget
-    from rayguard.recovery.incident import Incident, incident_of
+    from rayguard.recovery.incident import Incident
+    from rayguard.recovery.incident_search import incident_of
     from rayguard.recovery.ladder import Ladder
     from rayguard.recovery.memory_policy import MemoryPolicy
     from rayguard.recovery.policy import GuardPolicy, SnapshotPolicy
@@ -73,7 +74,7 @@ _HOME = {
     "Weights": "engine.weights.version",
     "WeightsError": "errors",
     "guard": "actors.guard.guard",
-    "incident_of": "recovery.incident",
+    "incident_of": "recovery.incident_search",
     "method": "actors.guard.guard",
     "object_scope": "objects.scope",
     "serve_metrics": "metrics.exporter",
@@ -122,7 +123,10 @@ def __getattr__(name: str) -> Any:
     """Load a public name from where it lives (PEP 562)."""
     home = _HOME.get(name)
     if home is None:
-        raise AttributeError(f"module 'rayguard' has no attribute {name!r}")
+        from rayguard.options import meant  # noqa: PLC0415 - only after a mistake
+
+        known = [] if name.startswith("_") else __all__  # others ask for __path__ and the like
+        raise AttributeError(f"module 'rayguard' has no attribute {name!r}{meant(name, known)}")
     value = getattr(importlib.import_module(f"rayguard.{home}"), name)
     globals()[name] = value
     return value

@@ -63,6 +63,7 @@ class Settings(BaseSettings):
     agent_silent_s: float = Field(default=120.0, ge=1.0)  # of a call, before it may be told as a hang
     journal_max_bytes: int = Field(default=8 << 20, ge=4_096)
     journal_keep: int = Field(default=4, ge=1, le=1_000)
+    redact: bool = True  # texts of others, of secrets and long quotes; asked for in ``rayguard.redact``
     catalog: Annotated[str, BeforeValidator(_absolute_each)] = ""
 
     @property

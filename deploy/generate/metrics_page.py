@@ -41,7 +41,7 @@ scrape_configs:
     #         authorization: {type: Bearer, credentials_file: /etc/prometheus/rayguard-token}
 ```
 
-**Of a process.** Without agents, each guarded process serves its own at `http://127.0.0.1:<port>/metrics`
+**Of a process.** Without agents, each guarded or watched process serves its own at `http://127.0.0.1:<port>/metrics`
 when it is given a port: `RAYGUARD_METRICS_PORT=9400` in its environment, `0` for any free one, or
 `rayguard.serve_metrics(port=0)` in its code. Where the port is taken, any free one is used instead;
 `rayguard status --json` says which (`metrics_url`), and `pool.status()` in the process that owns a

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,6 +34,10 @@ _TOP_SINCE_S = 3_600.0
 _LINE = 'runtime_env={"rayguard": {}}'
 _PLUGINS = """RAY_RUNTIME_ENV_PLUGINS='[{"class": "rayguard.cluster.plugin.RayguardPlugin"}]'"""
 
+Home = Annotated[
+    Path | None,
+    typer.Option(help="Where to look instead of RAYGUARD_HOME or the default.", metavar="DIR"),
+]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -164,14 +169,6 @@ def incidents_of(address: str) -> list[Incident]:
     for missing in answers.unanswered(said):
         typer.echo(f"rayguard: without the incidents of {missing}", err=True)
     return list(answers.incidents_in(said))
-
-
-def cluster_here() -> bool:
-    """Say whether a cluster is known here and something listens at its address. Loads no Ray."""
-    from rayguard.cluster.view.connect import address_here, listens  # noqa: PLC0415
-
-    found = address_here()
-    return found is not None and listens(found)
 
 
 def _look(connection: Connection) -> ClusterView:

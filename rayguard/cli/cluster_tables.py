@@ -28,6 +28,7 @@ _BAR, _WIDE_BAR = 6, 12
 _STALLED = 0.05  # of the time, as `rayguard memory` says it
 _LOW_BUDGET = 0.25
 _TODAY_S = 12 * 3_600
+_CARE = {"guarded": "", "watched": " watched", "neither": " not guarded"}
 STYLES = {
     NodeState.ALIVE: "green",
     NodeState.DRAINING: "yellow",
@@ -88,7 +89,7 @@ def processes_table(view: views.ClusterView, width: int) -> Table:
     _numbers(table, "restarts", "memory", "engines")
     for one in view.processes:
         name = Text(printable(one.name), style="bold" if one.guarded else "")
-        name.append(" frozen" if one.stopped else "" if one.guarded else " not guarded", style="not bold")
+        name.append(" frozen" if one.stopped else _CARE[one.care], style="not bold")
         serving = sum(engine.serving for engine in one.engines)
         cells = (
             str(one.pid),
@@ -98,7 +99,7 @@ def processes_table(view: views.ClusterView, width: int) -> Table:
             "" if one.memory_bytes is None else size(one.memory_bytes),
             f"{serving}/{len(one.engines)}" if one.engines else "",
         )
-        style = "red" if one.stopped else "" if one.guarded else "dim"
+        style = "red" if one.stopped else "" if one.guarded or one.watched else "dim"
         table.add_row(name, *map(Text, cells), style=style)
     return table
 
@@ -114,6 +115,9 @@ def groups_table(groups: Iterable[views.GroupView], width: int, *, bare: bool = 
         "engines": lambda one: f"{one.serving}/{one.engines}" if one.engines else "",
         "frozen": lambda one: str(one.stopped) if one.stopped else "",
     }
+    groups = list(groups)
+    if any(one.watched for one in groups):  # not where all jobs are the decorator's
+        columns["watched"] = lambda one: "all" if one.watched == one.processes else str(one.watched)
     table = _table(width, bare=bare)
     _cut(table, "class")
     _words(table, "job")

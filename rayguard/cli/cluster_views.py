@@ -68,8 +68,9 @@ def headline(view: ClusterView) -> Text:
     unfinished = sum(one.open for one in view.stories)
     if unfinished:
         found.append(f"  {many(unfinished, 'story', 'stories')} open", style="not bold red")
-    guarded = sum(one.guarded for one in view.processes)
-    found.append(f"  {many(len(view.processes), 'process', 'processes')}, {guarded} guarded", "not bold")
+    guarded, watched = (sum(getattr(one, what) for one in view.processes) for what in ("guarded", "watched"))
+    said = f"{guarded} guarded" + (f", {watched} watched" if watched else "")
+    found.append(f"  {many(len(view.processes), 'process', 'processes')}, {said}", "not bold")
     return found
 
 
@@ -131,6 +132,7 @@ def _of_process(one: ProcessView) -> dict[str, object]:
         "job": tables.job(one.job_id),
         "state": "frozen" if one.stopped else "alive",
         "guarded": "yes" if one.guarded else "no",
+        "watched": "yes" if one.watched else "no",
         "restarts": one.restarts,
         "memory": None if one.memory_bytes is None else size(one.memory_bytes).replace(" ", "") or "0",
     }

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rayguard.cli.terminal import Home, fail, show_json
+from rayguard.cli.cluster import Home  # noqa: TC001 - Typer reads it
+from rayguard.cli.terminal import fail, show_json
 
 if TYPE_CHECKING:
     from rayguard.process.flight.recording import Recording

@@ -11,17 +11,14 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import typer
-from rich.console import Group
-from rich.text import Text
-
 from rayguard.cli import terminal
-from rayguard.cli.terminal import clean, moment, one_line, table
+from rayguard.cli.terminal import clean, moment, one_line, say, table
 from rayguard.recovery.incident import Incident, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.console import Group
     from rich.table import Table
 
     from rayguard.recovery.status import Page
@@ -39,6 +36,8 @@ def show_incidents(incidents: list[Incident]) -> None:
 
 
 def _table(incidents: list[Incident], width: int) -> Table:
+    from rich.text import Text  # noqa: PLC0415 - a terminal alone needs it
+
     grid = table(width)
     grid.add_column("incident", no_wrap=True)
     grid.add_column("what happened", ratio=3, overflow="fold")
@@ -60,9 +59,9 @@ def incident_line(incident: Incident) -> str:
 
 def show_incident(incident: Incident) -> None:
     """Print everything known about one incident."""
-    typer.echo(f"incident {one_line(incident.id)}: {_where(incident)}")
+    say(f"incident {one_line(incident.id)}: {_where(incident)}")
     for name, text in _facts(incident):
-        typer.echo(f"  {name:<14}{text}")
+        say(f"  {name:<14}{text}")
     chapters = {
         "Cause": (incident.cause,),
         "Evidence": incident.evidence,
@@ -72,10 +71,10 @@ def show_incident(incident: Incident) -> None:
     }
     for title, paragraphs in chapters.items():
         if paragraphs:
-            typer.echo(f"\n{title}")
+            say(f"\n{title}")
         for paragraph in paragraphs:
             first, *more = clean(paragraph).splitlines() or [""]
-            typer.echo("\n".join([f"  - {first}", *(f"    {line}" for line in more)]))
+            say("\n".join([f"  - {first}", *(f"    {line}" for line in more)]))
 
 
 def show_pages(pages: list[Page]) -> None:
@@ -89,6 +88,9 @@ def show_pages(pages: list[Page]) -> None:
 
 
 def _pages(pages: list[Page], rows: list[tuple[Page, EngineTally | None]], width: int) -> Group:
+    from rich.console import Group  # noqa: PLC0415 - a terminal alone needs it
+    from rich.text import Text  # noqa: PLC0415
+
     grid = table(width)
     for title in ("process", "engine", "safe settings"):
         grid.add_column(title, ratio=3, overflow="fold")
@@ -142,9 +144,8 @@ def _facts(incident: Incident) -> Iterator[tuple[str, str]]:
 
 def _page_cells(page: Page, engine: EngineTally | None) -> tuple[str, ...]:
     age_s = max(0.0, time.time() - page.at)
-    process = (
-        f"{one_line(page.who.actor_class) or 'process'}\n{page.pid} {_LIVES[page.alive]} {age_s:.0f} s ago"
-    )
+    name, state = one_line(page.who.actor_class) or "process", _LIVES[page.alive]
+    process = f"{name}\n{page.pid} {_care(page)} {state} {age_s:.0f} s ago"
     if page.last_incident:
         process += f"\nlast incident {one_line(page.last_incident)}"
     if engine is None:
@@ -160,10 +161,16 @@ def _page_cells(page: Page, engine: EngineTally | None) -> tuple[str, ...]:
     )
 
 
+def _care(page: Page) -> str:
+    """Return what rayguard does for a process."""
+    return "watched" if page.who.watched else "guarded"
+
+
 def _page_line(page: Page, engine: EngineTally | None) -> str:
     words = [
         f"{one_line(page.who.actor_class) or 'process'} pid={page.pid} {_LIVES[page.alive]}",
         f"incarnation={page.who.incarnation}",
+        _care(page),
     ]
     if engine is not None:
         words += [

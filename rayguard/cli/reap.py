@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rayguard.cli.terminal import Home, fail, home_or_exit, one_line, show_json, table, terminal
-from rayguard.memory.growth.growing import size
+from rayguard.cli.cluster import Home  # noqa: TC001 - Typer reads it
+from rayguard.cli.terminal import fail, home_or_exit, one_line, show_json, table, terminal
 
 if TYPE_CHECKING:
     from rayguard.process.cleanup.verdict import Leftover
@@ -63,6 +63,12 @@ def reap(
         raise typer.Exit(1)
 
 
+def _size(size_bytes: int) -> str:
+    from rayguard.memory.growth.growing import size  # noqa: PLC0415 - `rayguard --help` need not wait for it
+
+    return size(size_bytes)
+
+
 def _answer(found: list[Leftover], *, dry_run: bool) -> dict[str, object]:
     rows = [{**asdict(one), "sort": one.sort.value, "fate": one.fate.value} for one in found]
     return {
@@ -83,7 +89,7 @@ def _show(found: list[Leftover], *, dry_run: bool) -> None:
     console = terminal(_MAX_WIDTH)
     if console is None:
         for one in found:
-            what = f"{one.sort.value} {_name(one)} {size(one.size_bytes)}"
+            what = f"{one.sort.value} {_name(one)} {_size(one.size_bytes)}"
             typer.echo(f"{one.fate.value}: {what} ({one_line(one.why)})")
     else:
         grid = table(console.width)
@@ -93,7 +99,7 @@ def _show(found: list[Leftover], *, dry_run: bool) -> None:
         for one in found:
             verdict = Text(one.fate.value, style=_STYLES.get(one.fate.value, "dim"))
             verdict.append(f"\n{one_line(one.why)}", style="not dim")
-            grid.add_row(Text(f"{one.sort.value}\n{_name(one)}"), Text(size(one.size_bytes)), verdict)
+            grid.add_row(Text(f"{one.sort.value}\n{_name(one)}"), Text(_size(one.size_bytes)), verdict)
         console.print(grid)
     typer.echo(_sum(found, dry_run=dry_run))
 
@@ -108,8 +114,7 @@ def _sum(found: list[Leftover], *, dry_run: bool) -> str:
     freed = [one for one in found if one.fate.name == ("REAP" if dry_run else "REAPED")]
     failed = sum(one.fate.name == "FAILED" for one in found)
     left = sum(one.fate.name == "LEFT" for one in found)
-    told = (
-        f"{'Would reap' if dry_run else 'Reaped'} {len(freed)} ({size(sum(one.size_bytes for one in freed))})"
-    )
+    size = _size(sum(one.size_bytes for one in freed))
+    told = f"{'Would reap' if dry_run else 'Reaped'} {len(freed)} ({size})"
     told += f", left {left} alone"
     return f"{told}, and {failed} could not be reaped." if failed else f"{told}."

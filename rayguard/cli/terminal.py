@@ -7,17 +7,19 @@ Rich never as markup. Rich itself waits until something is shown: `rayguard --ve
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
-
-import typer
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from rayguard.errors import ConfigError
+from rayguard.home import VARIABLE
+from rayguard.home import home as home_said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from rich.console import Console, RenderableType
     from rich.table import Table
@@ -28,11 +30,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T", "Incident", "Story")
-Home = Annotated[
-    Path | None,
-    typer.Option(help="Where to look instead of RAYGUARD_HOME or the default.", metavar="DIR"),
-]
 HOT, WARM = 0.9, 0.75  # where a bar turns red and yellow
+_AS_A_TERMINAL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")  # which Rich knows
 _ESCAPE = r"\x1b\[[0-?]*[ -/]*[@-~]"
 _CONTROL = re.compile(rf"{_ESCAPE}|[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _CONTROL_IN_LINES = re.compile(rf"{_ESCAPE}|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -40,7 +39,10 @@ _CONTROL_IN_LINES = re.compile(rf"{_ESCAPE}|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def home_or_exit(home: Path | None) -> Path:
     """Return the folder to look in, or end with exit code 2."""
-    from rayguard.config import Settings  # noqa: PLC0415 - `rayguard --version` need not wait for it
+    said = [name for name in os.environ if name.upper().startswith("RAYGUARD_") and name.upper() != VARIABLE]
+    if not said and not str(home or os.environ.get(VARIABLE, "")).startswith("~"):
+        return home.absolute() if home else home_said()
+    from rayguard.config import Settings  # noqa: PLC0415 - a third of a second, for who has settings to check
 
     try:
         return Settings(home=home).home if home else Settings().home
@@ -59,19 +61,26 @@ def only_one(found: Sequence[T], wanted: str, what: tuple[str, str], where: str 
 
 def fail(why: object, *, code: int = 1) -> NoReturn:
     """Say on the error stream what is wrong, and end."""
-    typer.echo(f"rayguard: {why}", err=True)
-    raise typer.Exit(code) from None
+    say(f"rayguard: {why}", error=True)
+    raise SystemExit(code) from None
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """Print a line, on the error stream if wanted; what cannot be encoded there becomes a question mark."""
+    stream = sys.stderr if error else sys.stdout
+    encoding = stream.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding), file=stream)
 
 
 def show_json(value: object) -> None:
     """Print it for a program."""
-    typer.echo(json.dumps(value, indent=2))
+    say(json.dumps(value, indent=2))
 
 
 def show_lines(lines: Iterable[str]) -> None:
     """Print them where the output is no terminal."""
     for line in lines:
-        typer.echo(line)
+        say(line)
 
 
 def many(count: int, one: str, more: str) -> str:
@@ -81,6 +90,8 @@ def many(count: int, one: str, more: str) -> str:
 
 def terminal(max_width: int) -> Console | None:
     """Return the terminal, of at most this width; None where the output is a pipe or a file."""
+    if not (sys.stdout.isatty() or any(os.environ.get(name) for name in _AS_A_TERMINAL)):
+        return None
     from rich.console import Console  # noqa: PLC0415
 
     console = Console(highlight=False, markup=False, emoji=False)

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import logging
 import os
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayguard.faults.fault import ExceptionFact, Frame, Role, facts_of
+from rayguard.harmless import is_news
+from rayguard.redact import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -72,16 +75,24 @@ class RecordWriter:
 
 def _line(message: str, chain: tuple[ExceptionFact, ...], at: float) -> bytes:
     """Return one JSON line, cut until it fits: source text first, then outer frames, then outer links."""
+    message = without_secrets(message[:MAX_TEXT_CHARS])
+    chain = tuple(map(_without_secrets, chain))
     cuts = (chain, _without_code(chain, 24), _without_code(chain, 4), _without_code(chain[-2:], 1))
     line = b""
     for cut in cuts:
-        event = {"at": at, "message": message[:MAX_TEXT_CHARS], "chain": [dataclasses.asdict(f) for f in cut]}
+        event = {"at": at, "message": message, "chain": [dataclasses.asdict(f) for f in cut]}
         text = json.dumps(event, separators=(",", ":"), ensure_ascii=False)
         # It begins on a line of its own, even after one that a full disk or a kill has torn.
         line = b"\n" + text.encode(errors="backslashreplace") + b"\n"
         if len(line) <= MAX_LINE_BYTES:
             break
     return line
+
+
+def _without_secrets(fact: ExceptionFact) -> ExceptionFact:
+    """Leave long quotes in: its owner has yet to diagnose by its words."""
+    frames = (dataclasses.replace(frame, code=without_secrets(frame.code)) for frame in fact.frames)
+    return dataclasses.replace(fact, message=without_secrets(fact.message), frames=tuple(frames))
 
 
 def _without_code(chain: Iterable[ExceptionFact], frames: int) -> tuple[ExceptionFact, ...]:
@@ -104,6 +115,9 @@ class RecordingHandler(logging.Handler):
         """Write ``record``; a failure to do so goes to stderr, as ``logging`` handles its own errors."""
         try:
             self.writer.write(_message(record), record.exc_info[1] if record.exc_info else None)
+        except OSError as error:  # a full disk: each step may log an error, and nobody needs each traceback
+            if is_news(error, self.writer.path.parent):
+                sys.stderr.write(f"rayguard: what fails in this process is not kept: {error}\n")
         except Exception:  # noqa: BLE001 - an engine must not die of its obituary (disk full, broken __str__)
             self.handleError(record)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rayguard.errors import ConfigError
+from rayguard.options import explained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,6 +77,7 @@ def refuse_ray_workers(values: Mapping[str, object]) -> None:
             )
 
 
+@explained
 @dataclass(slots=True)
 class EngineSettings:
     """What ``build_engine(settings)`` gets: the safe settings in force.
@@ -91,6 +93,7 @@ class EngineSettings:
     extra: Mapping[str, object] = field(default_factory=dict)  # what rayguard itself needs; yours comes first
     standby: bool = False
     refuse: Callable[[Values], None] | None = None  # raises when there is no room for these arguments
+    check: Callable[[Values], None] | None = None  # raises for arguments that the engine does not have
     base: Values | None = None  # what the recipe passed to as_kwargs; None: it never asked
 
     def __post_init__(self) -> None:
@@ -117,10 +120,12 @@ class EngineSettings:
         setting must be able to lower them.
 
         Raises:
-            ConfigError: The engine's workers would be Ray actors.
+            ConfigError: The engine's workers would be Ray actors, or it has no such argument or model.
         """
         self.base = base
         refuse_ray_workers(base)
+        if self.check is not None:
+            self.check(base)
         known = {k: v for k, v in DEFAULTS.items() if self.accepted is None or k in self.accepted}
         wanted = {**known, **self.extra, **base, **self.overrides(base)}
         if not self.applied and base.get("max_model_len") in _FITTED and "max_model_len" in self.facts:

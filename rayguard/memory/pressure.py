@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rayguard.errors import ConfigError
 from rayguard.memory.reading import Quantity, Reading
+from rayguard.options import explained
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +32,7 @@ class Pressure(IntEnum):
     HARD = 2  # time for what costs something
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
     """Shares of a limit from which on it is SOFT or HARD, and how far it must fall to be less again.

@@ -25,6 +25,7 @@ from rayguard.metrics.http_server import Bearer, Server
 from rayguard.metrics.instruments.pool_tally import POOLS, Pools
 from rayguard.metrics.sources import readings, sources
 from rayguard.objects.holdings import HOLDINGS, Holdings
+from rayguard.options import explained
 from rayguard.recovery.tally import TALLY, Tally
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("rayguard")
 _MAX_PORT = 65_535
+_PATH = "/metrics"
 
 
 class TallyCollector(Collector):
@@ -74,25 +76,33 @@ _lock = threading.Lock()
 _exporters: list[Exporter] = []  # invariant: at most one
 
 
+@explained
 def serve_metrics(
     port: int = 0,
-    address: str = "127.0.0.1",
+    address: str | None = None,
     tally: Tally = TALLY,
     registry: CollectorRegistry | None = None,
     *,
     any_free_port: bool = True,
     token: str | None = None,
 ) -> Exporter:
-    """Serve this process's metrics from a thread; a second call returns the first endpoint.
+    """Serve this process's metrics from a thread, at ``/metrics``; a second call returns the first endpoint.
 
     ``port`` 0 is any free one. A port that cannot be had is logged and counted, and any free one is taken
     instead; with ``any_free_port=False`` it is an ``OSError``. ``registry`` gets the tally's collector and
     is served whole; without one, only rayguard's own metrics are. With a ``token``, who asks must say
-    ``Authorization: Bearer <token>``. Raises ``ConfigError`` for a port that is none and an empty token.
+    ``Authorization: Bearer <token>``. What is not given here say ``RAYGUARD_METRICS_ADDRESS`` (else:
+    loopback) and ``RAYGUARD_METRICS_TOKEN_FILE``.
+
+    Raises:
+        ConfigError: The port is none, the token is empty, or a setting cannot be used.
+        OSError: The file of the token cannot be read: nothing is served without it.
     """
     if not 0 <= port <= _MAX_PORT:
         raise ConfigError(f"serve_metrics(port=...) must be 0 (any) to {_MAX_PORT}, got {port}")
-    bearer = Bearer(token)
+    settings = Settings()
+    address = settings.metrics_address if address is None else address
+    bearer = Bearer(settings.metrics_token() if token is None else token)
     with _lock:
         if _exporters:
             if registry not in (None, _exporters[0].registry):
@@ -120,14 +130,17 @@ def serve_as_configured() -> Exporter | None:
     settings = Settings()
     if settings.metrics_port is None:
         return None
-    return serve_metrics(settings.metrics_port, settings.metrics_address, token=settings.metrics_token())
+    return serve_metrics(settings.metrics_port)
 
 
 def _behind(bearer: Bearer, app: WSGIApplication) -> WSGIApplication:
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if bearer.may_see(environ):
+        if not bearer.may_see(environ):
+            status, headers, body = bearer.refusal()
+        elif environ["PATH_INFO"] == _PATH:
             return app(environ, start_response)
-        status, headers, body = bearer.refusal()
+        else:
+            status, headers, body = "404 Not Found", [("Content-Type", "text/plain")], b"there is /metrics\n"
         start_response(status, headers)
         return [body]
 

@@ -52,10 +52,13 @@ class Bearer:
         """Say whether who asks may see it."""
         if self._token is None:
             return True
-        # Prometheus 2.42 leaves "Bearer" away in http_sd_configs, unless `type: Bearer` is written there.
-        said = environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer ")
+        # Prometheus 2.42 leaves "Bearer" away in http_sd_configs, unless `type: Bearer` is written there. The
+        # word's case means nothing (RFC 9110, 11.1).
+        said = environ.get("HTTP_AUTHORIZATION", "").strip()
+        scheme, _, rest = said.partition(" ")
+        said = rest.strip() if scheme.lower() == "bearer" else said
         # In constant time: no guessing by the clock. WSGI: a character is a byte.
-        return hmac.compare_digest(said.encode("latin-1"), self._token.encode())
+        return hmac.compare_digest(said.encode("latin-1"), self._token.strip().encode())
 
     def refusal(self) -> tuple[str, list[tuple[str, str]], bytes]:
         """Return status, headers and body for who may not."""

@@ -22,6 +22,7 @@ from rayguard.objects.holdings import CURRENT, HOLDINGS, Live, current
 from rayguard.objects.reaper import Reaped, end_scope
 from rayguard.objects.remote_scopes import ACTORS, install
 from rayguard.objects.scoped import wrapped
+from rayguard.options import explained
 from rayguard.ray_internals import object_refs as ray_core
 from rayguard.ray_internals.actor_classes import actor_id
 
@@ -106,6 +107,7 @@ class ObjectScope:
 def object_scope(step: F, /) -> F: ...
 @overload
 def object_scope(step: int | None = None, /, *, keep_steps: int = 1, across: bool = True) -> ObjectScope: ...
+@explained
 def object_scope(
     step: F | int | None = None, /, *, keep_steps: int = 1, across: bool = True
 ) -> F | ObjectScope:

@@ -15,6 +15,7 @@ from typing_extensions import Self
 from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
 from rayguard.metrics.instruments.pool_tally import Hire
+from rayguard.options import explained
 from rayguard.pool import stream
 from rayguard.pool.actor_watch import look_after
 from rayguard.pool.background_loop import Background
@@ -95,6 +96,7 @@ class RolloutPool:
 
     # -- sampling
 
+    @explained
     def generate(
         self,
         prompts: Sequence[object],
@@ -126,6 +128,7 @@ class RolloutPool:
         with bar(len(todo), wanted=self._policy.progress, engines=self._engines) as seen:
             return self._background.wait(collect(self._core, todo, terms, seen))
 
+    @explained
     async def generate_async(
         self,
         prompts: Sequence[object],
@@ -140,6 +143,7 @@ class RolloutPool:
         todo, terms = self._jobs(prompts, sampling, ids), self._terms(deadline_s, partial, spare)
         return await asyncio.wrap_future(self._background.begin(collect(self._core, todo, terms)))
 
+    @explained
     def as_completed(
         self,
         prompts: Sequence[object],
@@ -155,6 +159,7 @@ class RolloutPool:
         todo, terms = self._jobs(prompts, sampling, ids), self._terms(deadline_s)
         return stream.generations(self._background, self._core, todo, terms)
 
+    @explained
     def as_completed_async(
         self,
         prompts: Sequence[object],
@@ -167,6 +172,7 @@ class RolloutPool:
         todo, terms = self._jobs(prompts, sampling, ids), self._terms(deadline_s)
         return stream.generations_async(self._background, self._core, todo, terms)
 
+    @explained
     def submit(
         self,
         prompt: object,
@@ -179,6 +185,7 @@ class RolloutPool:
         job, terms = self._job(prompt, sampling, request_id), self._terms(deadline_s)
         return self._background.wait(enter(self._core, job, terms, self._policy.start_s))
 
+    @explained
     def stream(
         self,
         prompt: object,
@@ -197,6 +204,7 @@ class RolloutPool:
 
     # -- weights and actors
 
+    @explained
     def update_weights(self, *, deadline_s: float | None = None) -> str:
         """Bring all engines to the current weights and return their version (``PoolPolicy.max_weight_lag``).
 
@@ -205,6 +213,7 @@ class RolloutPool:
         """
         return self._background.wait(self._core.versions.update(deadline_s or self._policy.weights_s))
 
+    @explained
     def wait_ready(self, engines: int | None = None, *, timeout_s: float | None = None) -> int:
         """Wait until ``engines`` of the pool (default: all that it still has) can serve; return how many do.
 
@@ -215,6 +224,7 @@ class RolloutPool:
         limit_s = self._policy.start_s if timeout_s is None else timeout_s
         return self._background.wait(self._core.fleet.wait_ready(engines, limit_s))
 
+    @explained
     def resize(self, engines: int) -> None:
         """Have ``engines`` actors from now on; those that go finish what they have.
 
@@ -223,6 +233,7 @@ class RolloutPool:
         _check(engines)
         self._background.wait(self._core.fleet.resize(engines, self._policy.drain_s))
 
+    @explained
     def drain(self, name: str, *, replace: bool = True) -> None:
         """Let one actor finish and go (its node will be taken away), by default after hiring another one."""
         if name not in self._core.connections:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rayguard.errors import ConfigError
+from rayguard.options import explained
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartBudget:
     """At most ``max_restarts`` within any ``within_s`` seconds.
@@ -20,9 +22,9 @@ class RestartBudget:
     def __post_init__(self) -> None:
         """Refuse a budget that means nothing."""
         if self.max_restarts < 0:
-            raise ConfigError(f"max_restarts must be 0 or more, got {self.max_restarts}")
+            raise ConfigError(f"RestartBudget.max_restarts must be 0 or more, got {self.max_restarts}")
         if not self.within_s > 0:
-            raise ConfigError(f"within_s must be more than 0 seconds, got {self.within_s}")
+            raise ConfigError(f"RestartBudget.within_s must be more than 0 seconds, got {self.within_s}")
 
     def counts(self, at: float, now: float) -> bool:
         """Say whether a restart at ``at`` (wall-clock seconds) still counts at ``now``."""

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from rayguard.harmless import harmless
+from rayguard.redact import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,6 +74,16 @@ class Incident:
     tokens_lost: int | None = 0
     outcome: Outcome = Outcome.OPEN
     notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        """Take secrets and long quotes out: from here on it is written, sent and shown in many places."""
+        for name in ("cause", "advice", "evidence", "consequences", "notes"):
+            found = getattr(self, name)
+            if isinstance(found, str):
+                object.__setattr__(self, name, redacted(found))
+            elif isinstance(found, tuple):
+                clean = (redacted(one) if isinstance(one, str) else one for one in found)
+                object.__setattr__(self, name, tuple(clean))
 
     @classmethod
     def of(cls, fault: Fault, diagnosis: Diagnosis) -> Incident:

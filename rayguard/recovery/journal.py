@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayguard.errors import ConfigError
+from rayguard.harmless import is_news
 from rayguard.private import open_private
 from rayguard.recovery.tail import CURRENT, Tail, folded, rotated
 from rayguard.recovery.tally import TALLY
@@ -114,6 +115,8 @@ class Journal:
         reason = errno.errorcode.get(number, str(number)) if number else type(error).__name__
         if reason not in self._said:  # a full disk fails once for each incident: say it once
             self._said.add(reason)
+            if isinstance(error, OSError) and not is_news(error, self.directory):
+                return  # the page or the recorder has said it
             _LOG.error("the incident journal in %s cannot be written: %r", self.directory, error)
 
 

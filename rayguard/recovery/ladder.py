@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rayguard.options import explained
+
 SAME_SETTINGS = "same_settings"
 
 
+@explained
 @dataclass(frozen=True, slots=True)
 class Ladder:
     """Safe settings from cheap to costly.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from rayguard.errors import ConfigError
+from rayguard.options import explained
 from rayguard.recovery.budget import RestartBudget
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ Recycle = Literal["state", "stateless"]
 _SHORTEST_S = 0.05
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPolicy:
     """When memory is short, and what may be done about it. Cheap relief always comes before costly relief.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from rayguard.errors import ConfigError
+from rayguard.options import explained
 from rayguard.recovery.budget import RestartBudget
 from rayguard.recovery.ladder import Ladder
 from rayguard.recovery.memory_policy import MemoryPolicy
@@ -17,6 +18,7 @@ Standby = Literal["process", "engine"]
 _SMALL_STEPS_S = 60.0  # of one attempt: evidence, force, waiting for device memory
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPolicy:
     """When an actor that can say its state is due to have it kept: at the end of a call, after both of these.
@@ -42,6 +44,7 @@ class SnapshotPolicy:
         return calls >= self.every_calls and seconds >= self.every_s
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardPolicy:
     """What the guard may do, and how long it may wait.

@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from rayguard.harmless import is_news
 from rayguard.private import replace_file
 from rayguard.process.identity import ProcessId, owner_mark
 from rayguard.recovery.tally import TALLY
@@ -118,4 +119,6 @@ class Published(Generic[T]):
             TALLY.guard_error(self._piece)
         if reason not in self._said:
             self._said.add(reason)
+            if isinstance(error, OSError) and not is_news(error, self._directory.parent):
+                return  # the journal or the recorder has said it
             _LOG.error("the %s file in %s cannot be written: %r", self._piece, self._directory, error)

@@ -1,4 +1,4 @@
-"""The page on which each guarded process says how it is doing, for people and for other processes.
+"""The page on which each guarded or watched process says how it is doing, for people and for other processes.
 
 One small file per process, ``<home>/status/<pid>-<started>.json``, replaced in one step, so that a reader
 never sees half a page. It stays when its process dies: the last state is what one wants to know then. What
@@ -13,7 +13,6 @@ import re
 import socket
 import time
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +22,10 @@ from rayguard.process.pid_namespace import world
 from rayguard.ray_internals.capability import switched_off
 from rayguard.recovery.published import Published
 from rayguard.recovery.tally import TALLY, EngineTally, Tally
+from rayguard.recovery.typed_json import read_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from pydantic import TypeAdapter
 
 _NAME = re.compile(r"(\d+)-(\d+)\.json")
 _MAX_PAGE_BYTES = 1 << 20
@@ -36,12 +34,13 @@ KEEP_DEAD_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Who:
-    """What runs in a process; empty where it is no Ray actor."""
+    """What runs in a process; empty where it is no Ray actor. ``watched``: nothing is guarded in it."""
 
     actor_class: str = ""
     actor_id: str = ""
     job_id: str = ""
     incarnation: int = 0  # 0 is the first life of the actor
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +86,11 @@ class StatusPage(Published[Page]):
         self._empty = Page(pid=me.pid, started=me.started, world=world(), host=socket.gethostname(), who=who)
         self._tally = tally
 
+    def guarded(self) -> None:
+        """Say from now on that a guard acts in this process, and does not only watch it."""
+        who = dataclasses.replace(self._empty.who, watched=False)
+        self._empty = dataclasses.replace(self._empty, who=who)
+
     def _page(self) -> Page:
         tally = self._tally.snapshot()
         return dataclasses.replace(
@@ -129,13 +133,6 @@ def _pages(directory: Path) -> Iterator[Page]:
 
 def _page_in(path: Path) -> Page | None:
     try:
-        return _page_format().validate_json(read_regular(path, _MAX_PAGE_BYTES))
+        return read_as(Page, read_regular(path, _MAX_PAGE_BYTES))
     except ValueError:
         return None
-
-
-@lru_cache(maxsize=1)
-def _page_format() -> TypeAdapter[Page]:
-    from pydantic import TypeAdapter  # noqa: PLC0415 - only readers need it; a guarded process writes
-
-    return TypeAdapter(Page)

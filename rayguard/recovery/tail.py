@@ -10,18 +10,18 @@ import os
 import re
 import stat
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from rayguard.private import open_regular
 from rayguard.recovery.incident import Incident
+from rayguard.recovery.typed_json import read_as
+from rayguard.redact import as_written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
     from types import TracebackType
 
-    from pydantic import TypeAdapter
     from typing_extensions import Self
 
     Inode = tuple[int, int]
@@ -152,14 +152,8 @@ class Tail:
         if not line.strip():
             return None
         try:
-            return _incidents().validate_json(line)
+            with as_written():
+                return read_as(Incident, line)
         except ValueError:
             self.errors += 1
             return None
-
-
-@lru_cache(maxsize=1)
-def _incidents() -> TypeAdapter[Incident]:
-    from pydantic import TypeAdapter  # noqa: PLC0415 - only readers need it; a guarded process writes
-
-    return TypeAdapter(Incident)

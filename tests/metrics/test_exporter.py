@@ -379,3 +379,61 @@ def test_a_forked_child_does_not_hold_the_port(tally):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     for end in (*ready, *go):
         os.close(end)
+
+
+def answer_of(url, **headers):
+    """Return the status and the body."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+@pytest.mark.parametrize("content", [None, " \n"])
+def test_serve_metrics_is_closed_without_the_token_that_is_asked_for(monkeypatch, tmp_path, content):
+    """Who opens the endpoint in code is told; nothing is shown."""
+    if content is not None:
+        (tmp_path / "token").write_text(content)
+    monkeypatch.setenv("RAYGUARD_METRICS_TOKEN_FILE", str(tmp_path / "token"))
+    with pytest.raises((OSError, ConfigError)):
+        serve_metrics()
+    assert TALLY.metrics_url == ""
+
+
+def test_serve_metrics_takes_what_is_not_said_from_the_environment(monkeypatch, tmp_path, tally):
+    """An argument comes first."""
+    (tmp_path / "token").write_text("of the file\n")
+    monkeypatch.setenv("RAYGUARD_METRICS_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("RAYGUARD_METRICS_ADDRESS", "127.0.0.2")
+    exporter = serve_metrics(tally=tally)
+    assert exporter.url.startswith("http://127.0.0.2:")
+    assert answer_of(exporter.url)[0] == 401
+    assert answer_of(exporter.url, Authorization="Bearer of the file")[0] == 200
+    exporter.close()
+    exporter = serve_metrics(address="127.0.0.1", token="given", tally=tally)
+    assert exporter.url.startswith("http://127.0.0.1:")
+    assert answer_of(exporter.url, Authorization="Bearer of the file")[0] == 401
+    assert answer_of(exporter.url, Authorization="Bearer given")[0] == 200
+
+
+@pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER  ", ""])
+def test_the_word_bearer_may_be_written_in_any_case(tally, scheme):
+    """As HTTP has it; without it as some versions of Prometheus say it."""
+    exporter = serve_metrics(tally=tally, token="secret")
+    assert answer_of(exporter.url, Authorization=f"{scheme}secret")[0] == 200
+    assert answer_of(exporter.url, Authorization=f"{scheme}secreT")[0] == 401
+    assert answer_of(exporter.url, Authorization=f"Basic {scheme}secret")[0] == 401
+
+
+def test_an_unknown_path_is_not_found(tally):
+    """And not the metrics under another name; who may not see learns nothing of paths."""
+    exporter = serve_metrics(tally=tally, token="secret")
+    base = exporter.url.removesuffix("/metrics")
+    for path in ("/", "/metric", "/metrics/", "/../metrics", "/favicon.ico", "/-/healthy"):
+        status, body = answer_of(base + path, Authorization="Bearer secret")
+        assert status == 404, path
+        assert b"rayguard_" not in body
+        assert answer_of(base + path)[0] == 401
+    assert answer_of(f"{exporter.url}?name[]=rayguard_info", Authorization="Bearer secret")[0] == 200

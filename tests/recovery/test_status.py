@@ -280,3 +280,13 @@ def test_a_forked_child_leaves_its_parents_page_alone(tmp_path, page, clock):
         os._exit(1 if page.publish() else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert read_pages(tmp_path)[0].engines
+
+
+def test_a_page_says_whether_its_process_is_watched_or_guarded(tmp_path):
+    """A worker is watched from its start, and guarded once a guarded class lives in it."""
+    page = StatusPage(tmp_path, Who(actor_class="A", watched=True))
+    assert page.publish_now()
+    assert read_pages(tmp_path)[0].who.watched
+    page.guarded()
+    assert page.publish_now()
+    assert not read_pages(tmp_path)[0].who.watched

@@ -125,8 +125,8 @@ def _requests() -> tuple[Panel, ...]:
             unit=Unit.SECONDS,
         ),
         Panel(
-            title="Guarded calls",
-            about="Calls through the guard, by class. A class at 0 while others go on has stopped working.",
+            title="Calls",
+            about="Calls of guarded and watched classes. One at 0 while others go on has stopped working.",
             queries=(Query(or_zero(total(rate("rayguard_calls_total", RATE, JOB), "target")), "{{target}}"),),
             unit=Unit.RATE,
         ),

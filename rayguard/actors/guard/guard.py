@@ -22,6 +22,7 @@ from rayguard.actors.mark import Guarding, mark_of, said_state
 from rayguard.actors.methods import IDEMPOTENT, MARK, bare_methods
 from rayguard.errors import ConfigError
 from rayguard.faults.fault import Role
+from rayguard.options import explained, nearest
 from rayguard.ray_internals import actor_classes
 from rayguard.recovery.policy import GuardPolicy
 
@@ -34,6 +35,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., object]")
 
 _NOTHING: Any = object()
+_OPTIONS = ("policy", "state", "idempotent", "memory")
 _USAGE = (
     "use @rayguard.guard or @rayguard.guard(policy=..., idempotent=..., memory=...) on a class, or on a "
     "function below @ray.remote"
@@ -81,6 +83,7 @@ def _guarded(target: T, mark: Guarding) -> T:
     return guard_class(target, mark)
 
 
+@explained
 def method(*marked: object, idempotent: bool = _NOTHING) -> Callable[[F], F]:
     """Say of one method whether it may run twice: ``@rayguard.method(idempotent=False)``.
 
@@ -138,10 +141,12 @@ def guard_class(target: T, mark: Guarding) -> T:
 
 
 def _checked(options: Mapping[str, Any]) -> Guarding:
-    unknown = sorted(set(options) - {"policy", "state", "idempotent", "memory"})
+    unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
+        near = nearest(unknown[0], _OPTIONS)
         raise ConfigError(
             f"guard() knows no option {', '.join(unknown)}; it has policy, state, idempotent and memory"
+            + (f". Did you mean guard({near}=...)?" if near else "")
         )
     policy = options.get("policy")
     idempotent = options.get("idempotent")

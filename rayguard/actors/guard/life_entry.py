@@ -12,7 +12,7 @@ from typing import Any
 from rayguard.actors.guard.last_death import incident_of_last_life
 from rayguard.actors.life import current_life, incidents, process_group
 from rayguard.actors.life.incarnation import PROCESS_PART, ActorMemory, Incarnation
-from rayguard.actors.life.publishing import reap, record, show_if_asked
+from rayguard.actors.life.publishing import guards, reap, record, show_if_asked
 from rayguard.actors.life.retries import user_asked
 from rayguard.actors.mark import Guarding, StateRule, mark_of
 from rayguard.errors import GaveUpError, GroupMemberError
@@ -108,6 +108,8 @@ def _refusal(name: str, life: ActorLife, incident: Incident | None) -> Exception
 def _show_itself(instance: object) -> None:
     with harmless("recorder"):
         mark = mark_of(type(instance)) or Guarding()
+        if not mark.watching:
+            guards()
         show_if_asked(current_life.state.incarnation, type(instance).__name__)
         if mark.policy.flight_recorder:
             record(current_life.state.incarnation, type(instance).__name__)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from rayguard.actors.guard import no_recipe
 from rayguard.actors.guard.guard import guard_class
 from rayguard.actors.life import publishing
 from rayguard.actors.life.incarnation import ActorMemory, Incarnation
@@ -25,7 +26,9 @@ from rayguard.engine.context import Surroundings
 from rayguard.errors import ConfigError, WeightsError
 from rayguard.faults.fault import Role
 from rayguard.harmless import harmless
+from rayguard.options import explained
 from rayguard.recovery.memory_policy import MemoryPolicy
+from rayguard.recovery.policy import GuardPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,7 +37,6 @@ if TYPE_CHECKING:
     from rayguard.engine.settings import EngineSettings
     from rayguard.engine.supervision.supervisor import EngineSupervisor
     from rayguard.engine.tokens.log import TokenLog
-    from rayguard.recovery.policy import GuardPolicy
 
 T = TypeVar("T")
 
@@ -56,6 +58,7 @@ class RolloutMixin:
         recipe = vars(cls).get("build_engine")
         if recipe is not None:
             leave(recipe)  # its failures are the supervisor's
+        no_recipe.install()
         if "__ray_actor_class__" not in vars(cls):  # not for Ray's own subclass, made by @ray.remote
             marks = [vars(base)[MARK] for base in cls.__mro__ if MARK in vars(base)]
             mark = next(
@@ -71,9 +74,10 @@ class RolloutMixin:
         ``settings.as_kwargs(model=..., max_num_seqs=...)`` are the engine's arguments: your own values with
         the safe settings in force over them.
         """
-        raise NotImplementedError(f"{type(self).__qualname__} has no build_engine(self, settings)")
+        raise NotImplementedError(no_recipe.what_to_write(type(self)))
 
     @leave
+    @explained
     def start_engine(self, *, weights: Any = None, policy: GuardPolicy | None = None) -> None:
         """Build the first engine; returns when it is there.
 
@@ -93,9 +97,9 @@ class RolloutMixin:
         if self._engine_slot is not None:
             raise ConfigError("start_engine was called twice: one actor owns one engine")
         if type(self).build_engine is RolloutMixin.build_engine:
-            raise ConfigError(
-                f"{type(self).__qualname__} needs build_engine(self, settings), which returns its engine"
-            )
+            raise ConfigError(no_recipe.what_to_write(type(self)))
+        if policy is not None and not isinstance(policy, GuardPolicy):
+            raise ConfigError(f"start_engine(policy=...) takes a rayguard.GuardPolicy, got {policy!r}")
         from rayguard.engine.supervision.slot import engine_slot  # noqa: PLC0415
 
         mark, around = mark_of(type(self)), _surroundings_of(self)

@@ -76,6 +76,8 @@ def arrive(task: Task) -> None:
         if not inside_ray_worker() or this_actor() is not None:
             return  # called as a plain function
         name, mark = type(task).__name__, mark_of(type(task)) or Guarding()
+        if not mark.watching:
+            publishing.guards()
         if not current_life.state.incarnation.pid:
             current_life.state = current_life.LifeState(_life())
             publishing.show_if_asked(current_life.state.incarnation, name)

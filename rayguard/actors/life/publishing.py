@@ -26,6 +26,7 @@ _log = logging.getLogger("rayguard")
 _lock = threading.Lock()
 _page: StatusPage | None = None
 _numbers: NumbersPage | None = None
+_guards = False  # here a guard acts; else, rayguard only watches
 
 
 def show(life: Incarnation, name: str) -> None:
@@ -45,14 +46,29 @@ def show(life: Incarnation, name: str) -> None:
     show_page(life, name)
 
 
-def show_page(life: Incarnation, name: str) -> None:
+def guards() -> None:
+    """Say that a guard acts in this process, also where it was only watched before."""
+    global _guards  # noqa: PLW0603 - one process
+    _guards = True
+    with _lock:
+        if _page is not None:
+            _page.guarded()
+
+
+def show_page(life: Incarnation, name: str, *, watched: bool = False) -> None:
     """Publish the page of this process, once. Loads no settings."""
     global _page  # noqa: PLW0603 - one page per process
     with _lock, harmless("status"):
         from rayguard.recovery.status import StatusPage, Who  # noqa: PLC0415 - not for every guarded actor
 
         if _page is None:
-            who = Who(actor_class=name, actor_id=life.actor_id, job_id=life.job_id, incarnation=life.number)
+            who = Who(
+                actor_class=name,
+                actor_id=life.actor_id,
+                job_id=life.job_id,
+                incarnation=life.number,
+                watched=watched and not _guards,
+            )
             _page = StatusPage(home(), who)
             _page.start()
 

@@ -48,7 +48,7 @@ def everything() -> None:
     """Do all that a worker's start did not wait for."""
     arrive()
     life = current_life.state.incarnation
-    publishing.show_page(life, _name)
+    publishing.show_page(life, _name, watched=True)
     publishing.show_if_asked(life, _name)
     if lazy_watch.config["metrics"]:
         publishing.show_numbers(life, _name)

@@ -156,13 +156,15 @@ def _process(
     who = (page or {}).get("who") or {}
     name = str(who.get("actor_class") or worker.get("target") or "process")
     actor = life[0] if life else worker.get("actor_id") or who.get("actor_id") or ""
+    ours, watched = page is not None or bool(worker.get("guarded")), bool(who.get("watched"))
     return views.ProcessView(
         node=node,
         pid=pid,
         name=name,
         job_id=str(worker.get("job_id") or who.get("job_id") or ""),
         actor_id=str(actor),
-        guarded=page is not None or bool(worker.get("guarded")),
+        guarded=ours and not watched,
+        watched=ours and watched,
         stopped=worker.get("state") == "T",
         restarts=life[1] if life else int(who.get("incarnation") or 0) if page else None,
         memory_bytes=int(worker["private_bytes"]) if "private_bytes" in worker else None,

@@ -102,11 +102,17 @@ class ProcessView:
     job_id: str = ""
     actor_id: str = ""
     guarded: bool = False
+    watched: bool = False  # and not guarded
     stopped: bool = False
     restarts: int | None = None
     memory_bytes: int | None = None
     engines: tuple[EngineView, ...] = ()
     last_incident: str = ""
+
+    @property
+    def care(self) -> str:
+        """What rayguard does for it, in a word."""
+        return "guarded" if self.guarded else "watched" if self.watched else "neither"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +123,7 @@ class GroupView:
     job_id: str
     processes: int
     guarded: int
+    watched: int
     stopped: int
     nodes: int
     restarts: int
@@ -165,6 +172,7 @@ class ClusterView:
                 job_id=job,
                 processes=len(those),
                 guarded=sum(one.guarded for one in those),
+                watched=sum(one.watched for one in those),
                 stopped=sum(one.stopped for one in those),
                 nodes=len({one.node for one in those}),
                 restarts=sum(one.restarts or 0 for one in those),

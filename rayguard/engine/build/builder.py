@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from rayguard.engine.build.recipe import explained
 from rayguard.engine.deadline import as_error, begun
 from rayguard.engine.error_records import RECORDS_ENV, clear
 from rayguard.engine.plain import PlainEngine
 from rayguard.engine.prefork.process import resource_tracker_pid
-from rayguard.engine.settings import SAFE_SETTINGS, EngineSettings, Values
+from rayguard.engine.settings import EngineSettings, Values
 from rayguard.errors import ConfigError, RecoveryTimeoutError
 from rayguard.harmless import harmless
 from rayguard.private import open_private
@@ -83,15 +84,15 @@ class EngineBuilder:
         records: tuple[Path, Path],
         prefork: PreforkServer | None,
         patience_s: float,
+        check: Callable[[Values], None] | None = None,
     ) -> None:
-        if not callable(recipe):
-            raise ConfigError(f"build_engine must be a function of the settings, got {recipe!r}")
         self.records = records  # two folders: of the engine that serves, and of its standby
         self.mark = owner_mark(ProcessId.me())
         self._recipe = recipe
         self._report = report
         self._prefork = prefork
         self._patience_s = patience_s
+        self._check_arguments = check
         self._facts: Mapping[str, object] = {}
         self._accepted: frozenset[str] | None = None
         self._base: Values | None = None
@@ -113,6 +114,7 @@ class EngineBuilder:
             extra=_in_place_of_the_plugin(),
             standby=order.standby,
             refuse=order.refuse,
+            check=self._check_arguments,
         )
         with _ONE_BUILD, self._environment(order.records):
             with harmless("records"):
@@ -121,7 +123,7 @@ class EngineBuilder:
             try:
                 built = self._built(order, settings)
             except TypeError as error:
-                raise _explained(error) from error
+                raise explained(error) from error
         self._check(built, settings)
         engine = self._adapt(built, order.predecessor)
         self._facts = self._facts or engine.facts()
@@ -288,13 +290,3 @@ def _in_place_of_the_plugin() -> dict[str, str]:
     if allowed is None or "rayguard" in allowed.split(","):
         return {}
     return {"worker_extension_cls": "rayguard.engine.vllm.receiver.Receiver"}
-
-
-def _explained(error: TypeError) -> Exception:
-    """Say what to do when a recipe passes an argument both by hand and through its settings."""
-    if "multiple values for keyword argument" in str(error):
-        return ConfigError(
-            f"{error}: pass your own values through settings.as_kwargs(max_num_seqs=..., ...) and not beside "
-            f"it, so that a safe setting can lower them ({', '.join(SAFE_SETTINGS)})"
-        )
-    return error

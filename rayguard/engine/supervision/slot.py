@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rayguard.engine.audit import Audit
 from rayguard.engine.build.builder import EngineBuilder
+from rayguard.engine.build.recipe import checked
 from rayguard.engine.context import Surroundings
 from rayguard.engine.hangs.watch import EngineWatch
 from rayguard.engine.prefork.server import PreforkServer
@@ -43,7 +44,12 @@ def engine_slot(
 
     ``weights`` is anything ``weights.sources.as_source`` takes, or None for engines that keep the
     weights they were built with.
+
+    Raises:
+        ConfigError: The recipe or the weights cannot work, as far as that is seen before anything is started.
     """
+    check = checked(recipe)
+    source = None if weights is None else as_source(weights)
     policy, around = policy or GuardPolicy(), surroundings or Surroundings()
     slot: list[EngineSupervisor] = []  # the parts report to the whole, which is made of them
 
@@ -58,9 +64,13 @@ def engine_slot(
         server.start()
     tally = TALLY.engine(around.target)
     builder = EngineBuilder(
-        recipe, report, records=_records(around), prefork=server, patience_s=policy.patience_s
+        recipe,
+        report,
+        records=_records(around),
+        prefork=server,
+        patience_s=policy.patience_s,
+        check=check,
     )
-    source = None if weights is None else as_source(weights)
     canaries = Canaries(policy.canary_tolerance, around)
     current = CurrentWeights(source, policy.weights_deadline_s, canaries)
     lives = Lives(builder, EngineWatch(policy, noticed, tally, around=around), current, policy)

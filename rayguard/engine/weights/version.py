@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING
 
 from rayguard.engine.weights import tensorfile
 from rayguard.errors import ConfigError, WeightsError
+from rayguard.options import explained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@explained
 @dataclass(frozen=True, slots=True)
 class Weights:
     """One version of the weights, as bytes or as a path. Cheap to compare, picklable.

@@ -1,4 +1,4 @@
-"""What is measured of a guarded process: name, meaning, labels, and where the number stands.
+"""What is measured of a guarded or watched process: name, meaning, labels, and where the number stands.
 
 With the lists of pools, references, nodes and jobs it is all that rayguard measures
 (``rayguard.metrics.sources``): the exporter serves them; in the repository ``deploy.generate``
@@ -131,11 +131,13 @@ INSTRUMENTS: tuple[Instrument[Tally], ...] = (
         unit="tokens",
     ),
     counter(
-        "rayguard_calls_total", "Calls that went through the guard.", by("target", lambda tally: tally.calls)
+        "rayguard_calls_total",
+        "Calls of guarded and watched classes and tasks.",
+        by("target", lambda tally: tally.calls),
     ),
     gauge(
         "rayguard_memory_bytes",
-        "Memory that guarded processes share with nobody; the processes of their engines apart.",
+        "Memory that guarded and watched processes share with nobody; the processes of their engines apart.",
         one(lambda tally: tally.memory_bytes),
     ),
     gauge(

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from rayguard.errors import ConfigError
+from rayguard.options import explained
 from rayguard.recovery.budget import RestartBudget
 
 if TYPE_CHECKING:
     from os import PathLike
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPolicy:
     """What a pool may do, and how long it may wait. What an actor may do with its engine is ``GuardPolicy``.

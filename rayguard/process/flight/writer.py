@@ -24,6 +24,7 @@ from rayguard.process.flight.rings import Rings
 from rayguard.process.flight.rounds import ROUND_NS, Steps
 from rayguard.process.flight.sampler import EVERY_S, Sampler
 from rayguard.process.resident import resident
+from rayguard.redact import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,14 +164,14 @@ class FlightRecorder:
     def record_event(self, line: str) -> None:
         """Take in a line about something that happened; the first 232 bytes are kept."""
         with self.harmless():
-            self.rings.write_text(layout.TEXTS, RecordKind.EVENT, line)
+            self.rings.write_text(layout.TEXTS, RecordKind.EVENT, redacted(line))
 
     def ending(self, how: str) -> None:
         """Note how the process is about to end. The first word counts: who ends it may use ``os._exit``."""
         with self.harmless():
             if not self.words[LiveWord.ENDING]:
                 self.words[LiveWord.ENDING] = time.monotonic_ns()
-                self.rings.write_text(layout.TEXTS, RecordKind.END, how)
+                self.rings.write_text(layout.TEXTS, RecordKind.END, redacted(how))
 
     def start(self, every_s: float = EVERY_S) -> None:
         """Sample once in ``every_s`` seconds, from a daemon thread, until ``close``."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import ray
 
+import rayguard
 from rayguard.actors.guard.guard import guard, method
 from rayguard.actors.life.incarnation import ActorMemory
 from rayguard.errors import GaveUpError
@@ -666,3 +667,42 @@ def until(condition, limit_s=90.0):
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         threading.Event().wait(0.02)
+
+
+# -- what the caller finds
+
+
+class OwnPickleError(Exception):
+    """Pickles itself, as many libraries' errors do."""
+
+    def __init__(self, code, text):
+        super().__init__(f"{code}: {text}")
+        self.code, self.text = code, text
+
+    def __reduce__(self):
+        return OwnPickleError, (self.code, self.text)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="an exception's notes came with Python 3.11")
+def test_the_incident_of_what_ray_keeps_the_text_of_alone_is_found():
+    """A death in ``__init__``, and an exception that pickles itself, end with their incident's name."""
+
+    @ray.remote(num_cpus=0)
+    @guard
+    class Fails:
+        def __init__(self, error=None):
+            if error is not None:
+                raise error
+
+        def fail(self):
+            raise OwnPickleError(7, "mine")
+
+    with pytest.raises(OwnPickleError) as own:
+        get(Fails.remote().fail.remote())
+    with pytest.raises(ray.exceptions.ActorDiedError) as died:
+        get(Fails.remote(ValueError("at start")).fail.remote())
+    for caught, target in ((own, "Fails.fail"), (died, "Fails.__init__")):
+        found = rayguard.incident_of(caught.value)
+        assert found is not None
+        assert found.target == target
+        assert found in journal(), "whole, as this node keeps it"

@@ -19,6 +19,7 @@ from fabricated_cluster import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayguard.cli.cluster_views import headline, lines
 from rayguard.cluster.view.answers import incidents_in, unanswered, view
 from rayguard.cluster.view.cluster_view import Answers, NodeState
 
@@ -187,3 +188,26 @@ def test_nothing_at_all():
     """Not even nodes."""
     found = view({})
     assert (found.nodes, found.processes, found.jobs, found.stories) == ((), (), (), ())
+
+
+def test_a_watched_process_is_no_guarded_one():
+    """Its page says so, for people and programs; without a page, what runs rayguard is guarded."""
+    said = answers(nodes=1, actors=0)
+    workers = [a_worker(7), a_worker(8), a_worker(9), a_worker(10, guarded=False)]
+    pages = [a_page(7, watched=True), a_page(8, watched=False)]
+    said["agents"][node_id(0)] |= {"readings": readings(workers), "pages": pages}
+    found = view(said)
+    assert [one.care for one in found.processes] == ["watched", "guarded", "guarded", "neither"]
+    assert [(one.guarded, one.watched) for one in found.processes] == [
+        (False, True),
+        (True, False),
+        (True, False),
+        (False, False),
+    ]
+    (group,) = found.groups
+    assert (group.processes, group.guarded, group.watched) == (4, 2, 1)
+    assert found.to_json()["processes"][0]["watched"] is True
+    plain = "\n".join(lines(found))
+    assert plain.count("guarded=yes watched=no") == 2
+    assert plain.count("guarded=no watched=yes") == 1
+    assert "2 guarded, 1 watched" in headline(found).plain
