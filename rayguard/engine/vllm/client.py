@@ -86,8 +86,9 @@ class HealingClient(CoreCalls):
         self.kept = EngineCondition()  # of its owner's making, also of the cores to come
         self.weight_version = ""  # of the engine now, for what was begun elsewhere
         self._report = report
-        self._door = RequestDoor()
         self._requests: dict[str, EngineCoreRequest] = {}
+        self._door = RequestDoor(self._requests)
+        self.meetings = self._door.meetings
         self._held: deque[str] = deque()  # suspects that wait for their turn
         self._suspect: str | None = None
         # Held while a request is booked and while a new core takes over: a request is either in the book
@@ -108,6 +109,7 @@ class HealingClient(CoreCalls):
         return noting(name, found, self._note) if name.removesuffix("_async") in NOTED else found
 
     def _note(self, call: Call, answer: object) -> None:
+        self.meetings.noted(call, answer)
         self.kept = self.kept.after(call, answer)
 
     def progress(self) -> Progress:

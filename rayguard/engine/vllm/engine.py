@@ -16,7 +16,7 @@ from typing_extensions import override
 from rayguard.engine.deadline import bounded
 from rayguard.engine.protocol import SERVING, Carried, Engine, EngineProcess, Progress, Standing
 from rayguard.engine.vllm import built_with, canary_request, weight_push
-from rayguard.engine.vllm.arguments import refuse_ray_executor
+from rayguard.engine.vllm.arguments import refuse_built
 from rayguard.engine.vllm.async_client import AsyncHealingClient, run_on
 from rayguard.engine.vllm.canary_answer import read
 from rayguard.engine.vllm.client_teardown import let_go
@@ -69,7 +69,7 @@ class VllmEngine(Engine):
         self._is_async = not (hasattr(built, "llm_engine") or hasattr(built, "step"))  # of an ``LLMEngine``
         self._own = built.llm_engine if hasattr(built, "llm_engine") else built
         self.core: EngineCoreClient = self._own.engine_core
-        refuse_ray_executor(self._own)
+        refuse_built(self._own)
         send_one_at_a_time(type(self.core))
         self._activity = CoreActivity(self.core)
         self._version = ""  # of the weights that were pushed last
@@ -203,6 +203,7 @@ class VllmEngine(Engine):
         self._version = weights.version
         if client is not None:
             client.weight_version = weights.version
+            client.meetings.cache_dropped()
         return weight_push.receipts(answers)
 
     @override
@@ -229,7 +230,7 @@ class VllmEngine(Engine):
         # Where no caller wants log-probabilities, a core would compile for seconds to tell them to us alone.
         logprobs = closely or self.client.logprobs
         question = canary_request.question_for(self._own.vllm_config, logprobs=logprobs)
-        if question is None:
+        if question is None or (logprobs and self.client.meetings.by_token()):
             return None
         client = self.client if self._serves() else None  # None: nobody reads from this core yet
         deadline_s = deadline_s if client is None else min(deadline_s, _BESIDE_S)
