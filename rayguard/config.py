@@ -65,6 +65,7 @@ class Settings(BaseSettings):
     journal_keep: int = Field(default=4, ge=1, le=1_000)
     redact: bool = True  # texts of others, of secrets and long quotes; asked for in ``rayguard.redact``
     catalog: Annotated[str, BeforeValidator(_absolute_each)] = ""
+    allow: str = ""  # what is refused as known to be answered wrongly, and wanted all the same: "one,two"
 
     @property
     def catalogs(self) -> tuple[Path, ...]:

@@ -86,8 +86,9 @@ class HealingClient(CoreCalls):
         self.kept = EngineCondition()  # of its owner's making, also of the cores to come
         self.weight_version = ""  # of the engine now, for what was begun elsewhere
         self._report = report
-        self._door = RequestDoor()
         self._requests: dict[str, EngineCoreRequest] = {}
+        self._door = RequestDoor(self._requests)
+        self.meetings = self._door.meetings
         self._held: deque[str] = deque()  # suspects that wait for their turn
         self._suspect: str | None = None
         # Held while a request is booked and while a new core takes over: a request is either in the book
@@ -108,6 +109,7 @@ class HealingClient(CoreCalls):
         return noting(name, found, self._note) if name.removesuffix("_async") in NOTED else found
 
     def _note(self, call: Call, answer: object) -> None:
+        self.meetings.noted(call, answer)
         self.kept = self.kept.after(call, answer)
 
     def progress(self) -> Progress:
@@ -188,9 +190,8 @@ class HealingClient(CoreCalls):
         return continued(request, tokens, self.exact)
 
     def _room_for(self, request: EngineCoreRequest) -> int:
-        config = getattr(self.core, "vllm_config", None)
-        longest = getattr(getattr(config, "model_config", None), "max_model_len", None)
-        return (longest or 1 << 30) - len(request.prompt_token_ids or ())
+        model = getattr(getattr(self.core, "vllm_config", None), "model_config", None)
+        return (getattr(model, "max_model_len", None) or 1 << 30) - len(request.prompt_token_ids or ())
 
     def _forget(self, request_ids: Collection[str]) -> list[EngineCoreRequest]:
         """Forget requests; return what is to be sent now: it may have been the turn of one of them."""

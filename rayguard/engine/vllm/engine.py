@@ -1,8 +1,7 @@
 """The vLLM adapter: ``AsyncLLM`` and the synchronous ``LLM`` behind the engine seam.
 
-One ``VllmEngine`` is one core process (with its workers) and the frontend object it was built with. Its
-successor takes over the *first* frontend, the one that the user's code holds. How requests go on is
-``rayguard.engine.vllm.client``; what runs inside vLLM's processes is ``plugin`` and ``receiver``.
+One ``VllmEngine`` is one core process (with its workers) and the frontend it was built with. Its successor
+takes over the *first* frontend, which the user holds. How requests go on: ``client``; inside: ``plugin``.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing_extensions import override
 from rayguard.engine.deadline import bounded
 from rayguard.engine.protocol import SERVING, Carried, Engine, EngineProcess, Progress, Standing
 from rayguard.engine.vllm import built_with, client_teardown, weight_push
-from rayguard.engine.vllm.arguments import refuse_ray_executor
+from rayguard.engine.vllm.arguments import refuse_built
 from rayguard.engine.vllm.async_client import AsyncHealingClient, run_on
 from rayguard.engine.vllm.core_activity import CoreActivity
 from rayguard.engine.vllm.core_processes import exits_of, processes_of
@@ -69,7 +68,7 @@ class VllmEngine(Engine):
         self._is_async = not (hasattr(built, "llm_engine") or hasattr(built, "step"))  # of an ``LLMEngine``
         self._own = built.llm_engine if hasattr(built, "llm_engine") else built
         self.core: EngineCoreClient = self._own.engine_core
-        refuse_ray_executor(self._own)
+        refuse_built(self._own)
         send_one_at_a_time(type(self.core))
         self._activity = CoreActivity(self.core)
         self._version = ""  # of the weights that were pushed last
@@ -195,6 +194,7 @@ class VllmEngine(Engine):
         self._version = weights.version
         if client is not None:
             client.weight_version = weights.version
+            client.meetings.cache_dropped()
         return weight_push.receipts(answers)
 
     @override

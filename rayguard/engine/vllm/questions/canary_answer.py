@@ -34,6 +34,12 @@ class CanaryQuestion:
         self._reason = ""
         self._stop_reason = ""
 
+    @property
+    def numbers(self) -> bool:
+        """Whether it asks for log-probabilities."""
+        params = self.request.sampling_params
+        return params is not None and params.logprobs is not None
+
     def take(self, outputs: EngineCoreOutputs) -> None:
         """Take what is for us out of what a core sent."""
         ours = [output for output in outputs.outputs if output.request_id == self.id]
