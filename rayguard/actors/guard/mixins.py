@@ -26,6 +26,7 @@ from rayguard.errors import ConfigError, WeightsError
 from rayguard.faults.fault import Role
 from rayguard.harmless import harmless
 from rayguard.recovery.memory_policy import MemoryPolicy
+from rayguard.tried import VLLM, warn_untried
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -98,6 +99,8 @@ class RolloutMixin:
             )
         from rayguard.engine.supervision.slot import engine_slot  # noqa: PLC0415
 
+        with harmless("tried versions"):
+            warn_untried(VLLM)
         mark, around = mark_of(type(self)), _surroundings_of(self)
         self._engine_slot = engine_slot(
             self.build_engine,
