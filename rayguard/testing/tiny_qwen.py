@@ -7,11 +7,11 @@ For tests and examples that want a real engine on any machine. Needs ``transform
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
@@ -73,8 +73,9 @@ def tiny_tokenizer(texts: Iterable[str], *, vocabulary: int = VOCABULARY) -> Pre
     )
 
 
-def build(folder: Path, seed: int = 0, *, texts: Iterable[str] = (), **options: Any) -> Path:
-    """Write a model, and a tokenizer where there are ``texts`` to train it on, to ``folder``; return that."""
+def build(folder: Path | str, seed: int = 0, *, texts: Iterable[str] = (), **options: Any) -> Path:
+    """Write a model, and a tokenizer where there are ``texts`` to train it on; return its whole path."""
+    folder = Path(folder).absolute()  # engines live in other processes, with other working directories
     folder.mkdir(parents=True, exist_ok=True)
     tiny_model(seed, **options).save_pretrained(folder)
     if texts:

@@ -23,6 +23,7 @@ from rayguard.cluster.view import connect
 from rayguard.cluster.view.answers import view
 from rayguard.cluster.view.connect import UnreachableError, address_here, connected
 from rayguard.errors import ConfigError
+from rayguard.tried import RAY, TRIED
 
 DEADLINE_S = 120
 
@@ -166,9 +167,9 @@ def test_an_unknown_version_of_ray_is_a_warning_and_another_one_an_error(monkeyp
     import ray
 
     assert connect._judge("here:1", ray.__version__, platform.python_version()) == ()
-    monkeypatch.setattr(connect, "KNOWN", ("1.13",))
+    monkeypatch.setitem(TRIED, RAY, ((1, 13), (1, 13)))
     (note,) = connect._judge("here:1", ray.__version__, platform.python_version())
-    assert f"not tried with Ray {ray.__version__}" in note
+    assert f"Ray {ray.__version__} was not tried" in note
     assert connect._judge("here:1", "", "") == ()
     with pytest.raises(UnreachableError, match=r"runs Ray 9\.9\.9"):
         connect._judge("here:1", "9.9.9", platform.python_version())

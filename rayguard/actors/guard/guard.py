@@ -22,9 +22,11 @@ from rayguard.actors.mark import Guarding, mark_of, said_state
 from rayguard.actors.methods import IDEMPOTENT, MARK, bare_methods
 from rayguard.errors import ConfigError
 from rayguard.faults.fault import Role
+from rayguard.harmless import harmless
 from rayguard.options import explained, nearest
 from rayguard.ray_internals import actor_classes
 from rayguard.recovery.policy import GuardPolicy
+from rayguard.tried import PYTHON, RAY, warn_untried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -74,6 +76,8 @@ def guard(target: object = _NOTHING, /, **options: object) -> object:
 
 
 def _guarded(target: T, mark: Guarding) -> T:
+    with harmless("tried versions"):
+        warn_untried(PYTHON, RAY)
     if isinstance(target, FunctionType):
         if mark.state_methods is not None:
             raise ConfigError(

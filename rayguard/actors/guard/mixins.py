@@ -29,6 +29,7 @@ from rayguard.harmless import harmless
 from rayguard.options import explained
 from rayguard.recovery.memory_policy import MemoryPolicy
 from rayguard.recovery.policy import GuardPolicy
+from rayguard.tried import VLLM, warn_untried
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -102,6 +103,8 @@ class RolloutMixin:
             raise ConfigError(f"start_engine(policy=...) takes a rayguard.GuardPolicy, got {policy!r}")
         from rayguard.engine.supervision.slot import engine_slot  # noqa: PLC0415
 
+        with harmless("tried versions"):
+            warn_untried(VLLM)
         mark, around = mark_of(type(self)), _surroundings_of(self)
         self._engine_slot = engine_slot(
             self.build_engine,

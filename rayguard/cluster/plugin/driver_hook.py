@@ -17,6 +17,7 @@ from rayguard.cluster.plugin.config import KEY, asked
 from rayguard.cluster.plugin.worker_hook import PLUGIN, USERS_DRIVER_HOOK
 from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
+from rayguard.tried import PYTHON, RAY, warn_untried
 
 
 def prepare(runtime_env: Any) -> Any:
@@ -37,6 +38,8 @@ def prepare(runtime_env: Any) -> Any:
         runtime_env[KEY] = _default(default)
     config = asked((runtime_env or {}).get(KEY))
     named = {} if config is None else config["guard"]
+    with harmless("tried versions"):
+        warn_untried(PYTHON, RAY)
     with harmless("options"):
         named_restart_options.install(named)
     with harmless("named classes"):

@@ -101,11 +101,12 @@ def _begun_anew() -> bool:
     A class is loaded a moment before Ray says whose process this is.
     """
     with harmless("watch"):
-        from rayguard.ray_internals.worker import connected_ray, this_actor  # noqa: PLC0415 - aside
+        from rayguard.ray_internals.gcs_tables import actor_row  # noqa: PLC0415 - aside
+        from rayguard.ray_internals.worker import connected_ray, this_actor, this_actor_id  # noqa: PLC0415
 
         for _ in range(_LOOKS):
-            ray = connected_ray()
-            if ray is not None and this_actor() is not None:
-                return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+            if connected_ray() is not None and this_actor() is not None:
+                row = actor_row(this_actor_id())  # Ray's own property prints a warning of Ray's own
+                return row is not None and row.lives > 0
             threading.Event().wait(_LOOK_S)
     return False

@@ -28,13 +28,13 @@ from rayguard.ray_internals.handshake import (
     take_token,
 )
 from rayguard.ray_internals.rows import OURS
+from rayguard.tried import RAY, untried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 CLIENT = "ray://"
-KNOWN = ("2.60",)  # versions of Ray whose private interfaces were tried
 _PORT_S = 3.0
 _ANSWER_S = 5.0
 _INIT_S = 10
@@ -225,10 +225,8 @@ def _judge(address: str, version: str, python: str) -> tuple[str, ...]:
             f"{address} runs Ray {version} with Python {python}, and this is Ray {here[0]} with Python "
             f"{here[1]}: Ray connects equal ones only. Run this command in the cluster's own environment"
         )
-    if not version.startswith(tuple(f"{known}." for known in KNOWN)):
-        known = ", ".join(KNOWN)
-        return (f"rayguard was not tried with Ray {version} (but with {known}): some figures may be missing",)
-    return ()
+    sentence = untried(RAY, version)
+    return (sentence,) if sentence else ()
 
 
 def _join(address: str, *, client: bool) -> None:
