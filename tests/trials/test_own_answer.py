@@ -46,6 +46,7 @@ def test_an_error_is_known_by_what_it_was_raised_from():
     outer = RuntimeError("of Ray")
     outer.cause = WeightsError("'down_proj' is missing")
     assert {"RuntimeError", "WeightsError"} <= set(told(outer).kinds)
+    assert told(Exception("of vLLM")).kinds == ("Exception",)
 
 
 def test_what_comes_after_the_fault_must_go_well():

@@ -39,7 +39,7 @@ class Told:
         for _ in range(_IN_CHAIN):
             if link is None:
                 break
-            kinds.update(dict.fromkeys(kind.__name__ for kind in type(link).__mro__[:-3]))
+            kinds.update(dict.fromkeys(kind.__name__ for kind in type(link).__mro__[:-2]))
             wrapped = getattr(link, "cause", None)
             link = wrapped if isinstance(wrapped, BaseException) else link.__cause__
         return cls(what=what, kinds=tuple(kinds), text=str(error), after_s=after_s)

@@ -158,7 +158,9 @@ class StandbyRollout(Rollout):
 class AdapterRollout(Rollout):
     """Its engine takes LoRA adapters."""
 
-    MORE: ClassVar = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+    # vLLM's CPU kernels give requests without an adapter the one in the last slot, where others of their batch
+    # have one (lora/ops/torch_ops/lora_ops.py indexes with -1): with two adapters the third slot stays empty.
+    MORE: ClassVar = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8}
 
     async def load_adapter(self, path: str) -> bool:
         """Load the first adapter before any request names it."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from rayguard.process.cleanup.reaper import reap_home
 from tests.benchmarks.trials import rollouts, stage
 from tests.benchmarks.trials.arena import Arena
 from tests.benchmarks.trials.observer import Observer
@@ -91,7 +92,11 @@ class Run:
         arena.close()
 
     def _ended(self) -> None:
-        """After Ray: every core that ever lived must be gone, and its shared memory."""
+        """After Ray: every core that ever lived must be gone, and its shared memory with what takes it away.
+
+        Where Ray kills all processes of an actor in one moment, its next guarded actor does that here, or
+        ``rayguard reap``.
+        """
         for path in rollouts.witnesses(self.folder).glob("*.witness"):
             core = core_of(path)
             if gone(core, END_S):
@@ -99,6 +104,7 @@ class Run:
             if self.outcomes:
                 self.outcomes[-1].left_over.append(f"core {core.pid} outlived Ray")
             os.kill(core.pid, signal.SIGKILL)
+        reap_home(stage.home(self.folder))
         left = [path for segments in self.segments for path in segments.left()]
         if self.outcomes:
             self.outcomes[-1].shm_left += left
