@@ -52,8 +52,8 @@ fast: setup ## Run the tests that need neither Ray nor vLLM
 bench: setup ## Measure: restart, detection, cost of a call, throughput (ratios, side by side)
 	@$(RUN) $(BIN)/python -m tests.benchmarks
 
-trials: setup ## Strike a pool of real engines with random faults under load (N=20 SEED=0); judged by an oracle
-	@$(RUN) $(BIN)/python -m tests.benchmarks.trials --trials $(N) --seed $(SEED)
+trials: setup ## Strike a pool of real engines with random faults under load (N=20 SEED=0); judged by an oracle (ARGS=--help)
+	@$(RUN) $(BIN)/python -m tests.benchmarks.trials --trials $(N) --seed $(SEED) $(ARGS)
 
 never-worse: setup ## Run random programs bare, watched and guarded on real Ray, and compare (N=20 SEED=0 ARGS=--help)
 	@$(RUN) $(BIN)/python -m tests.benchmarks.never_worse --programs $(N) --seed $(SEED) $(ARGS)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rayguard import Sample
+from rayguard import QuarantinedError, Sample
 from rayguard.engine.generated import Generated
 from rayguard.pool.values.result import Generation
 from tests.benchmarks.trials import score
@@ -36,7 +36,8 @@ def outcome(fault=Fault.KILL_CORE, *, standby=False, **values):
 
 def judged(got, *, asked=None, delivered=("a",), due="3-w0", newest=3):
     oracle = Oracle([QUESTION])
-    oracle.learn("w0", lambda questions: [generation("x") for _ in questions])
+    for weights in ("w0", "w1"):
+        oracle.learn(weights, lambda questions: [generation("x") for _ in questions])
     notes = Notes(
         sent=[Sent(at=0.0, id="a", engine="rollout-0", version=due, known=0)],
         delivered=[(1.0, name) for name in delivered],
@@ -68,9 +69,16 @@ def test_what_comes_twice_is_doubled():
     assert judged([generation()], delivered=("a", "a")).doubled == ["a: 2 times inside"]
 
 
-@pytest.mark.parametrize("version", ["2-w0", "4-w0", "", "default"])
+def test_a_request_that_gets_an_error_for_what_it_did_not_do_is_blamed():
+    """It is lost, and more than that."""
+    told = judged([Generation(id="a", error=QuarantinedError("a", "why"))])
+    assert told.innocents_blamed == ["a: QuarantinedError"]
+    assert judged([], delivered=()).innocents_blamed == []
+
+
+@pytest.mark.parametrize("version", ["2-w0", "4-w0", "", "default", "3-missing"])
 def test_weights_that_were_not_current_are_stale(version):
-    """Older than what the pool had when it was sent, newer than there are, or unknown."""
+    """Older than what the pool had when it was sent, newer than there are, unknown, or refused."""
     told = judged([generation("a", sample(versions=((version, 0),)))])
     assert len(told.stale) == 1
     assert not told.not_identical
@@ -177,3 +185,19 @@ def test_the_summary_keeps_kinds_apart():
 def test_a_fault_that_never_fired_is_a_problem():
     """It proves nothing."""
     assert outcome(fired=False).problems == ["the fault never fired while requests ran"]
+
+
+@pytest.mark.parametrize("name", score.LISTED)
+def test_whatever_must_be_none_is_counted_and_told(name):
+    """In the summary, by which the run ends well or not, and for the one trial."""
+    told = outcome(**{name: ["why"]})
+    assert told.problems == [f"{name}: why"]
+    assert score.summary([told], [])[name] == 1
+    assert name in score.ZERO
+
+
+def test_calls_that_end_no_process_at_once_are_not_in_the_time_of_detection():
+    """Nor are hangs, which have a time of their own."""
+    slow = [outcome(fault, detect_s=9.0) for fault in (Fault.HUNG_CALL, Fault.MISFIT_PUSH, Fault.STOP_ACTOR)]
+    told = score.summary([*slow, outcome(Fault.KILL_ASLEEP, detect_s=0.1)], [])
+    assert (told["detect_p99_s"], told["hang_detect_p95_s"]) == (0.1, 9.0)

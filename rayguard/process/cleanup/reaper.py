@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-AT_START_S = 0.5
+_BESIDE_S = 30.0  # in a thread of its own: on a busy machine looking alone takes more than half a second
+_OF_ENGINE_S = 0.5  # while callers wait for the next one
 _AFTER_S = 2.0
 _ROUNDS = 4  # an engine whose processes have each other for owners
 
@@ -104,7 +105,7 @@ def free_after(processes: Sequence[ProcessId], home: Path) -> list[Leftover]:
     used = [one for one in note.belongings if marks.intersection(one.users) or _nobody_lives(one)]
     remains = [Remains(one, note, asked_by_owner=True) for one in used]
     return reap(
-        [FoundLeftover(one.shown(explain=False), one.remove) for one in remains], deadline_s=AT_START_S
+        [FoundLeftover(one.shown(explain=False), one.remove) for one in remains], deadline_s=_OF_ENGINE_S
     )
 
 
@@ -117,7 +118,7 @@ def reap_at_start(
     report: Callable[[list[Leftover]], None],
     failed: Callable[[Exception], None],
     *,
-    deadline_s: float = AT_START_S,
+    deadline_s: float = _BESIDE_S,
 ) -> threading.Thread:
     """Reap in a thread of its own, at most ``deadline_s`` long; ``report`` gets what was reaped.
 

@@ -1,7 +1,13 @@
 """Random faults against a pool of real engines, judged by an oracle: ``make trials N=20 SEED=0``.
 
-Last line JSON; ends with 1 where anything was lost, doubled, stale or not identical.
-``python -m tests.benchmarks.trials --trials 20 --seed 0 [--only NUMBER]``
+Last line JSON; ends with 1 where one of these is not zero: ``lost``, ``doubled``, ``stale``, ``mixed`` (by two
+weights), ``not_identical``; ``innocents_blamed`` (requests that got an error for what was not their fault);
+``settings_left_on`` (safe settings after their probation), ``shm_left`` (shared memory of dead engines),
+``left_over`` (their processes); ``never_noticed`` (no incident, and no answer within its deadline), ``amiss``
+(the fault's own caller got something else than is promised, or an engine was begun anew in vain); ``misfired``.
+
+``python -m tests.benchmarks.trials --trials 20 --seed 0 [--only NUMBER] [--faults NAME]``
+``python -m tests.benchmarks.trials --saturate MINUTES``: no fault at all; restarts, incidents must be none.
 """
 
 from __future__ import annotations
@@ -22,8 +28,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tests.benchmarks.trials.plan import Fault, Size, plan
+from tests.benchmarks.trials.plan import Fault, Size, plan, plan_of
 from tests.benchmarks.trials.run import Run
+from tests.benchmarks.trials.saturate import saturated
 from tests.benchmarks.trials.score import ZERO, Outcome, median, summary
 
 if TYPE_CHECKING:
@@ -35,22 +42,34 @@ SLOW_S = 1.0  # a death that was noticed later is explained
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--trials", type=int, default=20)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument(
         "--only", type=int, nargs="+", help="numbers of the trials to hold, of those planned"
     )
+    names = ", ".join(fault.value for fault in Fault)
+    options.add_argument(
+        "--faults", type=Fault, nargs="+", metavar="NAME", help=f"hold trials of these kinds alone: {names}"
+    )
+    options.add_argument("--saturate", type=float, metavar="MINUTES", help="all on, no fault, so long")
     options.add_argument("--cold", type=int, default=2, help="cold starts to compare with")
     options.add_argument("--keep", action="store_true", help="keep journal, witnesses and models")
     chosen = options.parse_args()
     size = Size()
     trials = plan(chosen.trials, chosen.seed, size)
+    if chosen.faults:
+        trials = plan_of(chosen.faults, chosen.trials, chosen.seed, size)
     if chosen.only:
         trials = tuple(trial for trial in trials if trial.number in chosen.only)
     folder = Path(tempfile.mkdtemp(prefix="rayguard-trials-"))
     try:
-        told, broken = watched(folder, trials, size, chosen)
+        if chosen.saturate is None:
+            told, broken = watched(folder, trials, size, chosen)
+        else:
+            told, broken = saturated(folder, size, chosen.saturate)
     finally:
         if chosen.keep:
             print(f"kept: {folder}", file=sys.stderr)
@@ -106,11 +125,13 @@ def explain(console: Console, outcome: Outcome, chosen: argparse.Namespace) -> N
     for name in ("problems", "differing_other", "cuts_misstated"):
         said += [f"    {'' if name == 'problems' else name + ': '}{what}" for what in getattr(outcome, name)]
     if outcome.detect_s is None:
-        late = trial.fault is not Fault.KILL_OWNER  # what notices that is Ray
+        late = not trial.fault.acts and trial.fault is not Fault.KILL_OWNER  # what notices that is Ray
     else:
-        late = outcome.detect_s > SLOW_S and not trial.fault.stops
+        late = outcome.detect_s > SLOW_S and trial.fault.ends
     if outcome.problems or late:
         again = f"python -m tests.benchmarks.trials --trials {chosen.trials} --seed {chosen.seed}"
+        if chosen.faults:
+            again += f" --faults {' '.join(fault.value for fault in chosen.faults)}"
         said += [f"    {trial!r}", *(f"    {note}" for note in outcome.notes)]
         said += [f"    again: {again} --only {trial.number}"]
     said += [f"    restarted: {what}" for what in outcome.restarted[:3]]

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rayguard.errors import RayguardError
-from rayguard.process.identity import ProcessId
 from rayguard.recovery.journal import Journal
-from tests.benchmarks.trials import score, stage, strike
+from tests.benchmarks.trials import own_answer, rollouts, score, stage, strike
+from tests.benchmarks.trials.acts import Act
 from tests.benchmarks.trials.batch import ANSWER_S, Batch
 from tests.benchmarks.trials.oracle import with_stops
-from tests.benchmarks.trials.plan import Fault, Trial
+from tests.benchmarks.trials.plan import Fault, Place, Trial
+from tests.benchmarks.trials.rest import Rest, leftovers
 from tests.benchmarks.trials.score import Outcome
+from tests.benchmarks.trials.weights import CurrentWeights, PushedWeights
 from tests.benchmarks.trials.witness import CoreWitness
 
 if TYPE_CHECKING:
@@ -28,10 +25,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.trials.observer import Observer
     from tests.benchmarks.trials.oracle import Oracle, Question
 
-SETTLE_S = 300.0
 ATTEMPTS = 3  # of a trial whose fault came too late
-_PAUSE_S = 0.6  # longer than a safe setting's probation
-_END_S = 30.0
 
 
 class Arena:
@@ -45,49 +39,43 @@ class Arena:
         source: Any,
         folder: Path,
         *,
-        standby: bool,
+        place: Place,
     ) -> None:
-        self.pool, self.observer, self.oracle, self.source = pool, observer, oracle, source
-        self.folder, self.standby = folder, standby
-        self.engines = len(pool.handles)
+        self.pool, self.observer, self.oracle = pool, observer, oracle
+        self.folder, self.place = folder, place
+        kind = PushedWeights if place is Place.OWN_PUSHES else CurrentWeights
+        self.weights = kind(pool, source)
+        self.rest = Rest(pool, self.weights, place)
         self.journal = Journal(stage.home(folder))
 
     # -- the right answers
 
     def learn(self) -> None:
-        """Ask for the right answers under all weights."""
+        """Ask for the right answers under all weights that are ever current here."""
         oracle, looks = self.oracle, []
-        for weights in stage.WEIGHTS:
-            self.renew(weights)
+        every = rollouts.WEIGHTS if self.place.weights_come else (self.weights.now,)
+        for weights in every:
+            self._turn_to(weights)
             looking = [q for q in oracle.questions if q.kind.startswith("stop")]
             answers = self._ask(looking)
             looks.append({q.name: g.samples[0].text for q, g in zip(looking, answers, strict=True)})
         oracle.questions = with_stops(oracle.questions, looks)
         unsteady = []
-        for weights in stage.WEIGHTS:
-            self.renew(weights)
+        for weights in every:
+            self._turn_to(weights)
             unsteady += oracle.learn(weights, self._ask)
         if unsteady:
             raise RuntimeError(
                 "these answers are not the same twice without any fault: " + "; ".join(unsteady)
             )
 
+    def _turn_to(self, weights: str) -> None:
+        if self.place.weights_come:
+            self.weights.renew(weights)
+
     def _ask(self, questions: Sequence[Question]) -> list[Any]:
         prompts, sampling = [q.prompt for q in questions], [dict(q.sampling) for q in questions]
         return list(self.pool.generate(prompts, sampling, deadline_s=ANSWER_S))
-
-    def renew(self, weights: str) -> str:
-        """Make ``weights`` current and bring all engines to them."""
-        ray.get(self.source.advance.remote(weights), timeout=strike.STATUS_S)
-        return self.pool.update_weights()
-
-    def _current(self) -> str:
-        return str(ray.get(self.source.weights.remote(), timeout=strike.STATUS_S)[0])
-
-    def _others(self, trial: Trial) -> str:
-        """Return weights that are not the current ones."""
-        now = stage.WEIGHTS.index(score.weights_of(self._current()))
-        return stage.WEIGHTS[(now + 1 + trial.number % (len(stage.WEIGHTS) - 1)) % len(stage.WEIGHTS)]
 
     # -- one trial
 
@@ -96,39 +84,53 @@ class Arena:
         outcome = Outcome(trial=trial)
         for attempt in range(ATTEMPTS):
             self._once(trial, outcome, attempt)
-            self.settle()
+            self.rest.settle(outcome)
             if outcome.fired or outcome.problems[1:]:
                 break
         return outcome
 
     def _once(self, trial: Trial, outcome: Outcome, attempt: int) -> None:
-        if trial.new_weights and not attempt:
-            self.renew(self._others(trial))
+        weights = self.weights
+        if (trial.new_weights or trial.place is Place.OWN_PUSHES) and not attempt:
+            weights.renew(weights.others(trial))
         notes, known = self.observer.fresh(), {one.id for one in self.journal.read()}
         # An actor that was replaced has another name.
-        target = strike.Target.of(self.pool, self.folder, list(self.pool.handles)[trial.target])
+        name = list(self.pool.handles)[trial.target]
+        act = Act(trial, self.pool, self.folder, name, offer=weights.renew, current=weights.now)
+        act.prepare()
+        rank = int(own_answer.way(trial)) if trial.fault is Fault.KILL_RANK else 0
+        target = strike.Target.of(self.pool, self.folder, name, rank=rank)
+        before = self._lives()
         asked = self._asked(trial, attempt)
         child = strike.fork_child(self.pool, target.name) if trial.fault is Fault.FORKED_CHILD else 0
         batch = Batch(self.pool, trial.api, asked)
         batch.start()
-        others, late = self._others(trial), 1.0 / (1 + attempt)  # sooner, when it came too late
+        others, late = weights.others(trial), 1.0 / (1 + attempt)  # sooner, when it came too late
         tokens = int(late * self._expected(asked))
-        blow = strike.strike(trial, target, batch, tokens, notes, lambda: self.renew(others))
+        means = strike.Means(notes, lambda: weights.renew(others), act)
+        blow = strike.strike(trial, target, batch, tokens, means)
         batch.join(ANSWER_S + 60.0)
         if trial.fault is Fault.ASSERTION:
             blow = strike.burnt(target)
         blow.child = child
         self._judge(outcome, asked, batch, blow, target, known)
+        self._judge_act(outcome, act, before)
 
     def _asked(self, trial: Trial, attempt: int) -> dict[str, Question]:
-        prefix = f"t{trial.number}{'abc'[attempt]}{'s' if self.standby else ''}"
+        prefix = f"t{trial.number}{'abc'[attempt]}{self.place.value[0]}"
         questions = self.oracle.questions
         return {f"{prefix}-{n}": questions[which] for n, which in enumerate(trial.questions)}
 
     def _expected(self, asked: dict[str, Question]) -> float:
-        weights = score.weights_of(self._current())
-        total = sum(self.oracle.tokens(weights, question) for question in asked.values())
-        return total / self.engines
+        total = sum(self.oracle.tokens(self.weights.now, question) for question in asked.values())
+        return total / self.rest.engines
+
+    def _lives(self) -> dict[str, tuple[int, int]]:
+        """Return which life of which engine there is, and how often one was begun anew."""
+        handles = self.pool.handles
+        calls = [handle.engine_status.remote() for handle in handles.values()]
+        found = ray.get(calls, timeout=strike.STATUS_S)
+        return {name: (one["epoch"], one["restarts"]) for name, one in zip(handles, found, strict=True)}
 
     def _judge(
         self,
@@ -139,8 +141,8 @@ class Arena:
         target: strike.Target,
         known: set[str],
     ) -> None:
-        notes, oracle = self.observer.notes, self.oracle
-        score.judge(outcome, asked, batch.got, oracle, notes, score.number_of(self._current()))
+        notes, oracle = self.weights.seen(self.observer.notes), self.oracle
+        score.judge(outcome, asked, batch.got, oracle, notes, score.number_of(self.weights.version))
         outcome.lost += batch.errors
         if blow.pushed:
             when = "in" if blow.pushing else "after"
@@ -148,18 +150,29 @@ class Arena:
         if blow.at is not None:
             if blow.died_s is not None:
                 outcome.notes.append(f"process {blow.pid} was gone after {blow.died_s:.3f} s")
-            prompts = self._prompts(asked)
+            prompts, fault = self._prompts(asked), outcome.trial.fault
             waiting = prompts.keys() - notes.answered(blow.at)
             running = notes.running(blow.at, target.name)
             outcome.running = len(running)
-            outcome.fired = bool(waiting if outcome.trial.fault.pushes else running)
+            outcome.fired = bool(waiting if fault.pushes or fault is Fault.MISFIT_PUSH else running)
             seen, outcome.unseen = score.as_of_fault(self._witnessed(), blow.seen)
             cuts = score.cuts_of(seen, prompts)
             samples = {sample.id: sample for generation in batch.got for sample in generation.samples}
             score.judge_tokens(outcome, cuts, samples)
             outcome.recover_s = score.next_token_s(blow.at, cuts, notes.news, waiting)
             outcome.detect_s = self._detected(outcome, blow, target, known)
-        self._leftovers(outcome, blow)
+        leftovers(outcome, blow)
+
+    def _judge_act(self, outcome: Outcome, act: Act, before: dict[str, tuple[int, int]]) -> None:
+        """Judge what the fault's own caller got, and whether the fault was noticed."""
+        outcome.notes += [str(one) for one in act.told]
+        if not outcome.fired:
+            return
+        trial = outcome.trial
+        outcome.amiss += own_answer.amiss(trial, act.told, act.wanted)
+        outcome.never_noticed += own_answer.unnoticed(trial, act.told, outcome.detect_s)
+        if own_answer.harmless(trial) and (now := self._lives()) != before:
+            outcome.amiss.append(f"engines were begun anew for it: {before}, {now}")
 
     def _prompts(self, asked: dict[str, Question]) -> dict[str, int]:
         """Return the length of each request's prompt, by the ids that the engines know."""
@@ -172,7 +185,7 @@ class Arena:
 
     def _witnessed(self) -> Iterator[Any]:
         """Read all cores that there ever were."""
-        for path in stage.witnesses(self.folder).glob("*.witness"):
+        for path in rollouts.witnesses(self.folder).glob("*.witness"):
             yield from CoreWitness(path).read()
 
     def _detected(
@@ -196,60 +209,3 @@ class Arena:
         mine.sort(key=lambda one: one.detected_at)
         outcome.notes += [f"incident {one.id}: {one.sentence()}; {'; '.join(one.notes)}" for one in mine]
         return max(0.0, mine[0].detected_at - blow.wall) if mine else None
-
-    def _leftovers(self, outcome: Outcome, blow: strike.Blow) -> None:
-        """Processes that were hit, or forked, must be gone soon after."""
-        for what, pid in (("the process that was hit", blow.pid), ("the forked child", blow.child)):
-            process = ProcessId.of(pid) if pid else None
-            if process is not None and not gone(process, _END_S):
-                outcome.left_over.append(f"{what}, {pid}, is in state {process.state()}")
-                os.kill(pid, signal.SIGKILL)
-
-    # -- between trials
-
-    def settle(self) -> None:
-        """Wait until all engines serve with the current weights, with no safe setting, standbys ready."""
-        pause, until = threading.Event(), time.monotonic() + SETTLE_S
-        why = "it was never looked at"
-        while time.monotonic() < until:
-            try:
-                why = self._unsettled()
-                if not why:
-                    return
-            except (ray.exceptions.RayError, RayguardError) as error:
-                why = f"{type(error).__name__}: {error}"
-            pause.wait(_PAUSE_S)
-        raise RuntimeError(f"the pool does not come to rest: {why}; it says {self.pool.status()}")
-
-    def _unsettled(self) -> str:
-        self.pool.wait_ready(timeout_s=SETTLE_S)
-        current = self._current()
-        if self.pool.status()["weight_version"] != current:
-            self.pool.update_weights()
-        handles = self.pool.handles
-        if len(handles) < self.engines:
-            return f"there are {len(handles)} of {self.engines} engines"
-        for name, handle in handles.items():
-            status = ray.get(handle.engine_status.remote(), timeout=strike.STATUS_S)
-            if not status["serving"] or status["weight_version"] != current:
-                return f"{name} has {status['weight_version']!r}, wanted {current!r}: {status}"
-            if self.standby and status["standby"] != "ready":
-                return f"{name} has a standby that is {status['standby']}"
-            if status["settings"]:
-                self._take_back()
-                return f"{name} runs with {status['settings']}"
-        return ""
-
-    def _take_back(self) -> None:
-        """Let every engine see a request: safe settings are taken back between requests."""
-        prompts = [[20, 7, 90, 11]] * (4 * self.engines)
-        self.pool.generate(prompts, {"temperature": 0.0, "max_tokens": 2}, deadline_s=ANSWER_S)
-
-
-def gone(process: ProcessId, within_s: float) -> bool:
-    pause, until = threading.Event(), time.monotonic() + within_s
-    while process.alive():
-        if time.monotonic() > until:
-            return False
-        pause.wait(0.05)
-    return True

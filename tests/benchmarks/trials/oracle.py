@@ -145,6 +145,11 @@ class Oracle:
         """Whether there are any answers."""
         return bool(self._answers)
 
+    @property
+    def weights(self) -> frozenset[str]:
+        """Under which weights the answers are known."""
+        return frozenset(weights for weights, _, _ in self._answers)
+
     def learn(self, weights: str, ask: Callable[[Sequence[Question]], Sequence[Any]]) -> list[str]:
         """Ask all questions under ``weights``, twice and in another company; return what came out otherwise.
 

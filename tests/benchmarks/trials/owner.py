@@ -18,11 +18,13 @@ import ray
 
 import rayguard
 from rayguard.process.identity import ProcessId
-from tests.benchmarks.trials import score, stage
-from tests.benchmarks.trials.arena import ATTEMPTS, gone
+from tests.benchmarks.trials import rollouts, score, stage
+from tests.benchmarks.trials.arena import ATTEMPTS
 from tests.benchmarks.trials.batch import ANSWER_S
 from tests.benchmarks.trials.observer import Notes, Sent
+from tests.benchmarks.trials.rest import gone
 from tests.benchmarks.trials.score import Outcome
+from tests.benchmarks.trials.segments import Segments
 from tests.benchmarks.trials.strike import MOMENT_S, STATUS_S
 from tests.benchmarks.trials.witness import CoreWitness, core_of
 
@@ -43,7 +45,7 @@ class Holder:
     def __init__(self, folder: str, engines: int) -> None:
         policy = rayguard.PoolPolicy(progress=False)
         self.pool: Any = rayguard.RolloutPool(
-            stage.ColdRollout, folder, engines=engines, options={"num_cpus": 0}, policy=policy
+            rollouts.ColdRollout, folder, engines=engines, options={"num_cpus": 0}, policy=policy
         )
 
     def generate(self, prompts: list[Any], sampling: list[Any], ids: list[str]) -> list[Any]:
@@ -74,6 +76,7 @@ class OwnerArena:
 
     def __init__(self, oracle: Oracle, source: Any, folder: Path, engines: int) -> None:
         self.oracle, self.source, self.folder, self.engines = oracle, source, folder, engines
+        self.segments = Segments()
         options = {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": 4, "num_cpus": 0}
         self.owner = ray.remote(Holder).options(**options).remote(str(folder), engines)
 
@@ -93,9 +96,10 @@ class OwnerArena:
 
     def _once(self, trial: Trial, outcome: Outcome, attempt: int) -> None:
         me, dying = ray.get(self.owner.ready.remote(), timeout=stage.START_S)
+        self.segments.note([process.pid for process in dying])
         if trial.new_weights and not attempt:
             now = score.weights_of(self._current())
-            weights = stage.WEIGHTS[(stage.WEIGHTS.index(now) + 1) % len(stage.WEIGHTS)]
+            weights = rollouts.WEIGHTS[(rollouts.WEIGHTS.index(now) + 1) % len(rollouts.WEIGHTS)]
             ray.get(self.source.advance.remote(weights), timeout=STATUS_S)
             ray.get(self.owner.update_weights.remote(), timeout=MOMENT_S)
         questions = self.oracle.questions
@@ -120,6 +124,7 @@ class OwnerArena:
         if at is not None:
             left = [process for process in dying if not gone(process, _END_S)]
             outcome.left_over += [f"process {process.pid} outlived its pool's owner" for process in left]
+            outcome.shm_left += self.segments.left(_END_S)
 
     def _judge(
         self,
@@ -151,10 +156,10 @@ class OwnerArena:
         return str(ray.get(self.source.weights.remote(), timeout=STATUS_S)[0])
 
     def _living(self) -> list[Path]:
-        return [path for path in stage.witnesses(self.folder).glob("*.witness") if core_of(path).alive()]
+        return [path for path in rollouts.witnesses(self.folder).glob("*.witness") if core_of(path).alive()]
 
     def _witnessed(self) -> Iterator[SeenRequest]:
-        for path in stage.witnesses(self.folder).glob("*.witness"):
+        for path in rollouts.witnesses(self.folder).glob("*.witness"):
             yield from CoreWitness(path).read()
 
 

@@ -1,7 +1,9 @@
-"""vLLM's scheduler with a fuse and a witness: runs in the cores of the engines that trials strike."""
+"""What runs in the processes of engines that trials strike: a scheduler with a fuse and a witness, and workers."""
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,3 +50,15 @@ class WitnessedScheduler(FusedScheduler):
             if request.is_finished():
                 self._witness.end(request.request_id)
         return outputs
+
+
+class FaultyWorker:
+    """What users call into workers and should not: mixed into vLLM's by ``worker_extension_cls``."""
+
+    def exit_now(self) -> None:
+        """End the worker without a word."""
+        os._exit(5)
+
+    def hang(self) -> None:
+        """Never return, as in a collective that another rank never joins."""
+        threading.Event().wait()

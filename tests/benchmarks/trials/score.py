@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from tests.benchmarks.trials.oracle import Oracle, Question
     from tests.benchmarks.trials.witness import SeenRequest
 
-ZERO = ("lost", "doubled", "stale", "mixed", "not_identical", "misfired", "left_over")
+# What must be empty in each trial: of answers, of whom a fault is not, of what stays, of the fault itself.
+LISTED = (
+    *("lost", "doubled", "stale", "mixed", "not_identical", "innocents_blamed"),
+    *("settings_left_on", "shm_left", "left_over", "never_noticed", "amiss"),
+)
+ZERO = (*LISTED, "misfired")
 TAIL = 9  # vLLM's own end of a request's id: "-" and eight characters
 
 
@@ -39,6 +44,11 @@ class Outcome:
     stale: list[str] = field(default_factory=list)
     mixed: list[str] = field(default_factory=list)  # made by several weights, though no lag is allowed
     not_identical: list[str] = field(default_factory=list)
+    innocents_blamed: list[str] = field(default_factory=list)  # requests of the batch that got an error
+    settings_left_on: list[str] = field(default_factory=list)  # safe ones, after their probation
+    shm_left: list[str] = field(default_factory=list)  # of dead engines, and nobody's any more
+    never_noticed: list[str] = field(default_factory=list)  # no incident, no answer in time
+    amiss: list[str] = field(default_factory=list)  # for the fault's own caller, or an engine touched in vain
     differing_other: list[str] = field(default_factory=list)
     restarted: list[str] = field(default_factory=list)
     tokens_lost: list[int] = field(default_factory=list)  # of each interrupted request
@@ -52,8 +62,7 @@ class Outcome:
     @property
     def problems(self) -> list[str]:
         """Say what is wrong; empty for a good trial."""
-        found = [f"{name}: {what}" for name in ZERO[:5] for what in getattr(self, name)]
-        found += [f"left over: {what}" for what in self.left_over]
+        found = [f"{name}: {what}" for name in LISTED for what in getattr(self, name)]
         return found if self.fired else ["the fault never fired while requests ran", *found]
 
 
@@ -81,13 +90,16 @@ def judge(
         if generation.error is not None or len(generation.samples) != question.n:
             told = f"{type(generation.error).__name__}: {generation.error}" if generation.error else ""
             outcome.lost.append(f"{generation.id}: {len(generation.samples)} of {question.n} samples {told}")
+        if generation.error is not None:  # the fault was none of this request's
+            outcome.innocents_blamed.append(f"{generation.id}: {type(generation.error).__name__}")
         for sample in generation.samples:
             _sample(outcome, question, sample, oracle, number_of(due.get(sample.id, "")), newest)
 
 
 def _sample(outcome: Outcome, question: Question, sample: Any, oracle: Oracle, due: int, newest: int) -> None:
     versions = [version for version, _ in sample.weight_versions]
-    if not versions or not all(due <= number_of(version) <= newest for version in versions):
+    known = all(weights_of(version) in oracle.weights for version in versions)
+    if not versions or not known or not all(due <= number_of(version) <= newest for version in versions):
         outcome.stale.append(f"{sample.id}: made by {versions}, sent when {due} was current")
         return
     outcome.restarted += [f"{sample.id} ({question.kind}): {why}" for why in sample.restarted]
@@ -185,7 +197,7 @@ def median(values: Sequence[float]) -> float | None:
 
 def summary(outcomes: Sequence[Outcome], cold_s: Sequence[float]) -> dict[str, Any]:
     """Return the figures of a whole run."""
-    total = {name: sum(len(getattr(o, name)) for o in outcomes) for name in (*ZERO[:5], "left_over")}
+    total = {name: sum(len(getattr(o, name)) for o in outcomes) for name in LISTED}
     lost = [tokens for outcome in outcomes for tokens in outcome.tokens_lost]
     engine_killed = {Fault.KILL_CORE, Fault.KILL_WORKER}
     prefork = [
@@ -198,17 +210,13 @@ def summary(outcomes: Sequence[Outcome], cold_s: Sequence[float]) -> dict[str, A
         for o in outcomes
         if o.trial.fault in engine_killed and o.trial.standby and o.recover_s is not None
     ]
-    ended = [o.detect_s for o in outcomes if o.detect_s is not None and not o.trial.fault.stops]
+    ended = [o.detect_s for o in outcomes if o.detect_s is not None and o.trial.fault.ends]
     hung = [o.detect_s for o in outcomes if o.detect_s is not None and o.trial.fault.stops]
     recover_s, cold = median(prefork), median(cold_s)
     return {
         "trials": len(outcomes),
         **total,
         "misfired": sum(not o.fired for o in outcomes),
-        # Who notices the death of an owner is Ray; what it takes is in recover_s.
-        "not_detected": sum(
-            o.fired and o.detect_s is None and o.trial.fault is not Fault.KILL_OWNER for o in outcomes
-        ),
         "differing_other": sum(len(o.differing_other) for o in outcomes),
         "restarted": sum(len(o.restarted) for o in outcomes),
         "cuts_misstated": sum(len(o.cuts_misstated) for o in outcomes),

@@ -1,7 +1,7 @@
 """Brings one fault about, at its moment, while the batch runs.
 
 The moment is told by the witness in the target's core, not by what reaches the pool: news travel in bunches,
-and a blow right behind a bunch would find nothing left to lose.
+and a blow right behind a bunch would find nothing left to lose. What a user does beside the batch is ``acts``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import ray
 from rayguard.errors import RayguardError
 from rayguard.process.identity import ProcessId
 from tests.benchmarks.trials.plan import Fault, Trial
-from tests.benchmarks.trials.stage import fuse_of, witnesses
+from tests.benchmarks.trials.rollouts import fuse_of, witnesses
 from tests.benchmarks.trials.witness import CoreWitness, name_of
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rayguard.testing.fuse import Fuse
+    from tests.benchmarks.trials.acts import Act
     from tests.benchmarks.trials.observer import Notes
     from tests.benchmarks.trials.witness import SeenRequest
 
@@ -52,8 +53,8 @@ class Target:
     fuse: Fuse
 
     @classmethod
-    def of(cls, pool: Any, folder: Path, name: str) -> Target:
-        """Look at an engine that serves."""
+    def of(cls, pool: Any, folder: Path, name: str, *, rank: int = 0) -> Target:
+        """Look at an engine that serves; its worker is the one of ``rank``."""
         shown = pool.status()["engines"][name]
         pids = ray.get(pool.handles[name].engine_status.remote(), timeout=STATUS_S)["pids"]
         core = ProcessId.of(pids["core"])
@@ -64,7 +65,7 @@ class Target:
             actor_id=shown["actor_id"],
             actor=psutil.Process(shown["pid"]),
             core=psutil.Process(pids["core"]),
-            worker=psutil.Process(pids["workers"][0]),
+            worker=psutil.Process(pids["workers"][rank]),
             witness=witness,
             seen=witness.count,
             fuse=fuse_of(folder, shown["actor_id"]),
@@ -73,6 +74,10 @@ class Target:
     def tokens(self) -> int:
         """Return how many tokens its core made of this batch."""
         return sum(seen.now - seen.start for seen in self.witness.read(self.seen))
+
+    def has(self, prefix: str) -> bool:
+        """Say whether a request has come whose id begins so."""
+        return any(seen.id.startswith(prefix) for seen in self.witness.read(self.seen))
 
 
 @dataclass(slots=True)
@@ -91,24 +96,40 @@ class Blow:
         default_factory=list
     )  # by the core of an actor that was hit, at that moment
 
+    def begin(self, pid: int) -> None:
+        """It is done now, and will end the process ``pid``; 0: none."""
+        self.pid, self.at, self.wall = pid, time.monotonic(), time.time()
 
-def strike(
-    trial: Trial, target: Target, batch: threading.Thread, tokens: int, notes: Notes, push: Callable[[], str]
-) -> Blow:
-    """Wait for the moment, strike, and return when the push (if any) is over.
+
+@dataclass(slots=True)
+class Means:
+    """What a fault may need beside its target."""
+
+    notes: Notes
+    push: Callable[[], str]  # of other weights, to all engines
+    act: Act
+
+
+def strike(trial: Trial, target: Target, batch: threading.Thread, tokens: int, means: Means) -> Blow:
+    """Wait for the moment, strike, and return when the push or the user's own act (if any) is over.
 
     ``tokens`` is what the target is expected to make of the batch.
     """
-    blow = Blow()
+    blow, notes = Blow(), means.notes
     if not _moment(lambda: target.tokens() >= trial.part * tokens, batch):
         return blow
     if trial.fault is Fault.ASSERTION:
         target.fuse.light(after=trial.calls)
         return blow
+    if trial.fault.acts:
+        means.act.kill = lambda: _hit(trial.fault, target, blow)
+        means.act.mark = blow.begin
+        means.act.do(target)
+        return blow
     if not trial.fault.pushes:
         _hit(trial.fault, target, blow)
         return blow
-    pushing = _Push(push)
+    pushing = _Push(means.push)
     pushing.start()
     if _moment(lambda: any(engine == target.name for _, engine in list(notes.pushes)), pushing):
         threading.Event().wait(trial.delay_s)
@@ -133,10 +154,10 @@ def _hit(fault: Fault, target: Target, blow: Blow) -> None:
     process = target.core
     if fault.of_actor:
         process = target.actor
-    elif fault in {Fault.KILL_WORKER, Fault.STOP_WORKER}:
+    elif fault in {Fault.KILL_WORKER, Fault.STOP_WORKER, Fault.KILL_RANK}:
         process = target.worker
     death = os.pidfd_open(process.pid)
-    blow.pid, blow.at, blow.wall = process.pid, time.monotonic(), time.time()
+    blow.begin(process.pid)
     process.send_signal(signal.SIGSTOP if fault.stops else signal.SIGKILL)
     if fault.of_actor:
         blow.seen = target.witness.read(target.seen)

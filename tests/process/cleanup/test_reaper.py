@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import socket
+import threading
 import uuid
 
 import pytest
@@ -57,6 +58,16 @@ def test_at_start_it_reaps_beside_the_user(cage, only_mine):
     assert len(told) == 1
     assert [one.kind for one in cage.ours if one.there()] == []
     assert {one.fate for one in told[0]} == {Fate.REAPED}
+
+
+def test_at_start_a_slow_look_leaves_nothing_behind(cage, only_mine, monkeypatch):
+    """On a busy machine it takes longer than what a caller would wait for; nobody waits here, or comes later."""
+    looks, pause = orphans.find, threading.Event()
+    monkeypatch.setattr(orphans, "find", lambda: pause.wait(1.0) or looks())
+    cage.own_files(1)
+    cage.write_notes()
+    reaper.reap_at_start(cage.home, [].append, [].append).join(DEADLINE_S)
+    assert [one.kind for one in cage.ours if one.there()] == []
 
 
 def test_at_start_nothing_is_raised(cage, only_mine, monkeypatch):
