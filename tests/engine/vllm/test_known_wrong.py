@@ -239,6 +239,31 @@ def test_an_adapter_loaded_again_from_other_files_is_refused_until_the_cache_is_
     assert asked_again(engine, adapter.lora(number=later)) == ""
 
 
+def test_with_all_slots_taken_on_the_cpu_none_without_an_adapter_may_run_beside_one_with(engine, adapter):
+    """Its answer would be the last adapter's; with a slot to spare it is its own."""
+    engine.traits = replace(TRAITS, lora_slots=2)
+    assert engine.asks(request("a", lora=adapter.lora())) == ""
+    assert engine.asks(request("b")) == "", "a slot is free"
+    second = adapter.lora(number=2, name="second")
+    said = engine.asks(request("c", lora=second))
+    assert "pull/48421" in said
+    assert "max_loras one higher" in said
+    engine.inside.remove("b")
+    assert engine.asks(request("c", lora=second)) == ""
+    assert engine.asks(request("b")) != ""
+    engine.meetings.noted(Call(name="remove_lora", args=(2,)), True)
+    assert engine.asks(request("b")) != "", "its numbers are still in the slot"
+    engine.inside.clear()
+    assert engine.asks(request("b")) == ""
+    engine.core = SimpleNamespace()
+    assert engine.asks(request("a", lora=adapter.lora())) == "", "a new engine has empty slots"
+
+
+def test_without_the_cpu_adapters_and_none_may_meet(engine, adapter):
+    assert engine.asks(request("a", lora=adapter.lora())) == ""
+    assert engine.asks(request("b")) == ""
+
+
 @pytest.mark.parametrize(
     ("call", "drops"),
     [

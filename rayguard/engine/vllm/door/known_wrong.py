@@ -40,6 +40,7 @@ class EngineTraits:
     prefix_caching: bool = False
     max_num_seqs: int = 2
     attention: frozenset[str] = frozenset()
+    lora_slots: int = 0  # adapters that an engine on the CPU holds at a time; 0 on others
     layer_elements: int = 0  # numbers in the KV cache of one layer
 
 
@@ -72,11 +73,13 @@ class WrongTogether(KnownWrong):
     """Requests of which one spoils the other: those that claim other values for the same key.
 
     ``cached``: they meet through the prefix cache, also where one has ended; else only while both are inside.
+    ``full``: only once all slots for adapters were taken.
     """
 
     claim: Callable[[EngineCoreRequest, EngineTraits, Stamp], Claim | None]
     what: str
     cached: bool
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +122,12 @@ def _adapter_files(request: EngineCoreRequest, engine: EngineTraits, stamp: Stam
         return None
     written = stamp(adapter)
     return None if written is None else ((adapter.lora_name, adapter.lora_path), written)
+
+
+def _with_adapter(request: EngineCoreRequest, engine: EngineTraits, _: Stamp) -> Claim | None:
+    """The CPU's kernels index the adapters with -1 for a token that has none: that is the last slot."""
+    has_one = request.lora_request is not None
+    return ("adapter slots", has_one) if engine.lora_slots else None
 
 
 def _embedding_rows(request: EngineCoreRequest, engine: EngineTraits) -> str:
@@ -181,6 +190,17 @@ REQUESTS: tuple[WrongAlone | WrongTogether, ...] = (
         cached=True,
         instead="Give each version a name of its own (LoRARequest(f'policy-{step}', step, path)), or call "
         "reset_prefix_cache() after loading it",
+    ),
+    WrongTogether(
+        name="adapter_slots",
+        versions=NOW,
+        thread="pull/48421",
+        what="on the CPU, requests with and without an adapter must not meet while all max_loras slots are "
+        "taken: those without one would be answered with the adapter in the last slot",
+        claim=_with_adapter,
+        cached=False,
+        full=True,
+        instead="Build the engine with max_loras one higher than the adapters in use",
     ),
     WrongAlone(
         name="embedding_rows",

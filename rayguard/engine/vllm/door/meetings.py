@@ -77,9 +77,15 @@ def traits_of(config: Any) -> EngineTraits:
             attention=frozenset(
                 kind.name for kind in (kinds.backend, *kinds.backend_per_kind.values()) if kind is not None
             ),
+            lora_slots=_slots_on_cpu(config),
             layer_elements=blocks * (cache.block_size or 0) * each,
         )
     return EngineTraits()
+
+
+def _slots_on_cpu(config: Any) -> int:
+    adapters = config.lora_config if config.device_config.device_type == "cpu" else None
+    return 0 if adapters is None else int(adapters.max_loras)
 
 
 def _minor(version: str) -> str:
@@ -130,6 +136,8 @@ class Meetings:
         self._core: object = None
         self._engine = EngineTraits()
         self._claims: dict[tuple[str, Hashable], _Claims] = {}
+        self._adapters: set[int] = set()  # their numbers
+        self._full = False  # each slot has had an adapter; what is taken out leaves its numbers there
         self._loaded: dict[int, Hashable] = {}  # adapter's number -> when its files were written
 
     def refusal(self, request: EngineCoreRequest, core: object) -> str:
@@ -155,6 +163,7 @@ class Meetings:
         """Another core has an empty cache, and adapters from the files of now."""
         self._core, self._engine = core, traits_of(getattr(core, "vllm_config", None))
         self._loaded.clear()
+        self._full = False
         self.cache_dropped(self._inside)
 
     def cache_dropped(self, but: Collection[str] = ()) -> None:
@@ -174,8 +183,10 @@ class Meetings:
         with harmless("door"), self._lock:
             if call.name == "add_lora":
                 self._stamp(call.given("lora_request", None))
+                self._takes_slot(call.given("lora_request", None))
             elif call.name == "remove_lora":
                 self._loaded.pop(call.given("lora_id", 0), None)  # type: ignore[call-overload]
+                self._adapters.discard(call.given("lora_id", 0))  # type: ignore[arg-type]
             elif _drops_cache(call, answer):
                 self.cache_dropped()
 
@@ -185,10 +196,17 @@ class Meetings:
             return ""
         claims = self._claims.setdefault((entry.name, claim[0]), _Claims(entry.cached))
         other = claims.other(claim[1], self._inside)
-        if other is None:
+        if entry.full:
+            self._takes_slot(request.lora_request)
+        if other is None or (entry.full and not self._full):
             claims.add(claim[1], request.request_id, self._inside)
             return ""
         return f"{entry.what} (beside request {other!r})"
+
+    def _takes_slot(self, adapter: Any) -> None:
+        if adapter is not None:
+            self._adapters.add(adapter.lora_int_id)
+        self._full = self._full or len(self._adapters) >= self._engine.lora_slots
 
     def _stamp(self, adapter: Any) -> Hashable:
         """Return when the files of ``adapter`` were written that the engine has; None without such files."""

@@ -92,6 +92,7 @@ def question_for(config: VllmConfig, answer: AuditedAnswer, *, logprobs: bool) -
         "max_tokens": len(answer.tokens),
         "logprobs": None if not logprobs else LIKELY if most == -1 else min(LIKELY, most),
         "prompt_logprobs": None,
+        "logprob_token_ids": None,  # which would spoil those of others
         "skip_reading_prefix_cache": True,
     }
     params = request.sampling_params = request.sampling_params.clone()
