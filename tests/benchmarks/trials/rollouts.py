@@ -184,17 +184,16 @@ class OwnPushRollout(Rollout):
         self.folder, self.source = Path(folder), ray.get_actor(SOURCE)
         self.start_engine(weights=self._push)
 
-    async def take_weights(self) -> str:
-        """Push the current weights; return their version."""
-        return await self.with_engine(self._push)
+    async def take_weights(self) -> None:
+        """Push the current weights."""
+        await self.with_engine(self._push)
 
-    async def _push(self, engine: Any) -> str:
+    async def _push(self, engine: Any) -> None:
         version = await self.source.current.remote()
         path = str(self.folder / "models" / version.partition("-")[2])
         await engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
         await engine.reset_prefix_cache()
         await engine.update_weight_version(version)
-        return version
 
 
 ROLLOUTS = {

@@ -67,7 +67,8 @@ class PushedWeights(CurrentWeights):
 
     def push(self) -> str:
         calls = [handle.take_weights.remote() for handle in self.pool.handles.values()]
-        return str(ray.get(calls, timeout=_PUSH_S)[0])
+        ray.get(calls, timeout=_PUSH_S)
+        return self.version
 
     def bring(self) -> None:
         version = self.version
