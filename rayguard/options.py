@@ -72,7 +72,10 @@ def _what_to_write(
 ) -> str:
     """Return what is wrong with a call and what to write instead; '' where that is not plain."""
     parameters = inspect.signature(function).parameters
-    kinds = {one: parameter.kind for one, parameter in parameters.items() if one != "self"}
+    own = [
+        one for one in parameters if one != "self" and not one.startswith("_")
+    ]  # Ray adds one for its tracing
+    kinds = {one: parameters[one].kind for one in own}
     by_place = [one for one, kind in kinds.items() if kind is not inspect.Parameter.KEYWORD_ONLY]
     unknown = [one for one in kwargs if one not in kinds]
     if unknown:

@@ -1,10 +1,12 @@
-"""A class that owns an engine but has no recipe: told where its actor is created, not in a worker's log.
+"""A class that owns an engine but has no recipe, or none of the right form: told where its actor is created.
 
-A wrong recipe is ``rayguard.engine.build.recipe``'s.
+Not in a worker's log, that is. What else is wrong with a recipe is ``rayguard.engine.build.recipe``'s.
 """
 
 from __future__ import annotations
 
+import inspect
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 from rayguard.errors import ConfigError
@@ -38,21 +40,35 @@ def install() -> None:
 
 
 def _before(actor_class: object, options: Options) -> tuple[Options, After | None]:
-    said = ""
+    wrong: ConfigError | None = None
     with harmless("options"):
         modified = actor_classes.modified_class(actor_class)
         cls = None if modified is None else user_class(modified)
-        if cls is not None and _starts_without(cls):
-            said = what_to_write(cls)
-    if said:
-        raise ConfigError(said)
+        if cls is not None and _starts(cls):
+            wrong = found_wrong(cls)
+    if wrong is not None:
+        raise wrong
     return options, None
 
 
-def _starts_without(cls: type) -> bool:
-    """Say whether ``__init__`` is to start an engine for which there is no recipe."""
-    recipe, init = getattr(cls, _RECIPE, None), getattr(cls, "__init__", None)
+def found_wrong(cls: type) -> ConfigError | None:
+    """Return what is wrong with the recipe of ``cls``: there is none, or it cannot be called."""
+    recipe = inspect.getattr_static(cls, _RECIPE, None)
+    if getattr(recipe, "__module__", "") == _MIXINS:
+        return ConfigError(what_to_write(cls))
+    if isinstance(recipe, FunctionType):
+        from rayguard.engine.build.recipe import refuse_form  # noqa: PLC0415 - only where engines are started
+
+        try:
+            refuse_form(recipe, cls)
+        except ConfigError as error:
+            return error
+    return None
+
+
+def _starts(cls: type) -> bool:
+    """Say whether ``__init__`` is to start an engine."""
+    init = getattr(cls, "__init__", None)
     while init is not None and hasattr(init, "__wrapped__"):
         init = init.__wrapped__
-    starts = _START in getattr(getattr(init, "__code__", None), "co_names", ())
-    return starts and getattr(recipe, "__module__", "") == _MIXINS
+    return _START in getattr(getattr(init, "__code__", None), "co_names", ())

@@ -40,7 +40,7 @@ def checked(recipe: Callable[..., object]) -> Callable[[Mapping[str, object]], N
     """
     if not callable(recipe):
         raise ConfigError(f"build_engine must be a function of the settings, got {recipe!r}")
-    _refuse_form(recipe)
+    refuse_form(recipe)
     names, passed = None, Passed()
     with harmless("recipe"):
         names, passed = written_names(), passed_to_vllm(recipe)
@@ -89,7 +89,12 @@ def explained(error: TypeError) -> Exception:
     return error
 
 
-def _refuse_form(recipe: Callable[..., object]) -> None:
+def refuse_form(recipe: Callable[..., object], *owner: object) -> None:
+    """Refuse a recipe that cannot be called with (its ``owner`` and) the settings alone.
+
+    Raises:
+        ConfigError: It cannot, or is a coroutine function.
+    """
     if inspect.iscoroutinefunction(recipe):
         raise ConfigError(
             "build_engine must not be async: it is called in a thread, and may block. Take the `async` away: "
@@ -100,10 +105,11 @@ def _refuse_form(recipe: Callable[..., object]) -> None:
     except (TypeError, ValueError):  # built in
         return
     try:
-        signature.bind(object())
+        signature.bind(*owner, object())
     except TypeError as error:
+        taken = ", ".join(str(one) for name, one in signature.parameters.items() if not name.startswith("_"))
         raise ConfigError(
-            f"build_engine{signature} cannot be called with the settings ({error}): {_WRITE}"
+            f"build_engine({taken}) cannot be called with the settings ({error}): {_WRITE}"
         ) from None
 
 

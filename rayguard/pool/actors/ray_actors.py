@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import signal
 from typing import TYPE_CHECKING, Any
 
+from rayguard.actors.guard.no_recipe import found_wrong
 from rayguard.actors.quarantined_nodes import elsewhere
 from rayguard.actors.token_logs import left_in
 from rayguard.engine.deadline import begun
 from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
+from rayguard.options import nearest
 from rayguard.pool.actors.pool_actor import PoolActor
 from rayguard.process.deaths import DeathWatch
 from rayguard.process.identity import ProcessId
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from rayguard.pool.values.request import Order
 
 _log = logging.getLogger("rayguard")
+_OPTIONS = ("engines", "options", "policy")  # of RolloutPool
 _KILLS = "rayguard-pool-kill"  # the threads that wait for Ray to end an actor
 
 
@@ -82,6 +86,7 @@ class RayActors:
         self, cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
     ) -> None:
         self._actor_class = actor_class(cls, options)
+        _refuse_arguments(written_class(cls) if is_actor_class(cls) else cls, args, kwargs)
         self.target = f"RolloutPool({getattr(cls, '__name__', None) or self._actor_class.__name__})"
         self._args, self._kwargs = args, dict(kwargs)
         self._actors: dict[str, RayPoolActor] = {}
@@ -181,6 +186,33 @@ def actor_class(cls: Any, options: Mapping[str, Any]) -> Any:
     made.__qualname__ = plain.__qualname__
     chosen = {**given, **options}
     return ray.remote(**chosen)(made) if chosen else ray.remote(made)
+
+
+def _refuse_arguments(cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse what ``__init__`` cannot take, before an actor fails of it: a misspelt option, say.
+
+    Raises:
+        ConfigError: The arguments do not fit, or the class has no recipe.
+    """
+    wrong = found_wrong(cls)
+    if wrong is not None:
+        raise wrong
+    try:
+        signature = inspect.signature(cls)
+    except (TypeError, ValueError):  # a metaclass of its own
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        unknown = [name for name in kwargs if name not in signature.parameters]
+        near = next(
+            filter(None, (nearest(name, [*_OPTIONS, *signature.parameters]) for name in unknown)), None
+        )
+        write = f". Did you mean RolloutPool({near}=...)?" if near else ""
+        raise ConfigError(
+            f"RolloutPool hands {cls.__name__}.__init__ what it cannot take ({error}); its own options are "
+            f"{', '.join(_OPTIONS)}{write}"
+        ) from None
 
 
 def _kill(handle: Any, *, no_restart: bool) -> None:

@@ -161,3 +161,47 @@ def test_the_mixin_sets_restart_options_only_where_the_user_set_none():
     get([default.status.remote(), chosen.status.remote()])
     assert actor_row(default._actor_id.hex()).max_restarts == -1
     assert actor_row(chosen._actor_id.hex()).max_restarts == 3
+
+
+@ray.remote(num_cpus=0)
+class WithoutRecipe(rayguard.RolloutMixin):
+    """Its recipe has another name."""
+
+    def __init__(self):
+        self.start_engine()
+
+    def build_engin(self, settings):
+        return None
+
+
+@ray.remote(num_cpus=0)
+class WithoutSettings(rayguard.RolloutMixin):
+    """Its recipe does not take its settings."""
+
+    def __init__(self):
+        self.start_engine()
+
+    def build_engine(self):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("cls", "said"),
+    [
+        (WithoutRecipe, "needs build_engine.*its build_engin is not"),
+        (WithoutSettings, "cannot be called with the settings"),
+    ],
+)
+def test_a_recipe_that_is_not_there_is_told_where_the_actor_is_created(cls, said):
+    """And not in a worker's log, by Ray's two tracebacks."""
+    with pytest.raises(rayguard.ConfigError, match=said) as caught:
+        cls.remote()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pool_names_the_option_that_was_meant():
+    """What is not its own goes to the actors' ``__init__``, which cannot take it."""
+    with pytest.raises(rayguard.ConfigError, match=r"Did you mean RolloutPool\(engines=\.\.\.\)\?$"):
+        rayguard.RolloutPool(Rollout, None, 0, engins=2)
+    with pytest.raises(rayguard.ConfigError, match="needs build_engine"):
+        rayguard.RolloutPool(WithoutRecipe)
