@@ -139,12 +139,20 @@ def _unfit_to_fork_worker() -> str:
 def device_state() -> str:
     """Return what keeps a fork of this process from using its accelerator, or an empty string."""
     torch = sys.modules.get("torch")
-    if torch is None:
+    if (
+        torch is None or _on_the_cpu()
+    ):  # a torch with CUDA, where pip found no other, looks for GPUs all the same
         return ""
     for device in (torch.cuda, getattr(torch, "xpu", None)):
         if device is not None and (device.is_initialized() or device._is_in_bad_fork()):  # noqa: SLF001
             return f"{device.__name__} is initialised, which a forked process cannot use"
     return ""
+
+
+def _on_the_cpu() -> bool:
+    """Say whether this vLLM is built for the CPU."""
+    platforms = sys.modules.get("vllm.platforms")
+    return platforms is not None and bool(platforms.current_platform.is_cpu())
 
 
 def threads() -> Mapping[int, str]:

@@ -17,10 +17,12 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from rayguard.engine.prefork import child
 from rayguard.engine.prefork import process as prefork_process
 from rayguard.engine.prefork import server as prefork
 from rayguard.engine.prefork.server import PreforkServer
@@ -615,3 +617,13 @@ def test_without_vllm_a_build_goes_on_as_ever(shared, guard_errors, monkeypatch)
     with prefork.installed(shared) as forked:
         assert not forked
     assert guard_errors() == 1
+
+
+@pytest.mark.parametrize("on_the_cpu", [True, False])
+def test_a_torch_that_looked_for_gpus_spoils_forks_only_where_engines_use_one(monkeypatch, on_the_cpu):
+    """The registry's torch has CUDA, also beside vLLM for the CPU, and asks for GPUs as vLLM is imported."""
+    cuda = SimpleNamespace(is_initialized=lambda: False, _is_in_bad_fork=lambda: True, __name__="torch.cuda")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    platform = SimpleNamespace(is_cpu=lambda: on_the_cpu)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    assert ("torch.cuda" in child.device_state()) is not on_the_cpu
