@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rayguard.engine.settings import EngineSettings
+from rayguard.faults.counsel import NO_FAILURE
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
 from rayguard.faults.quote import sentence
 
@@ -37,6 +38,8 @@ _OF_SIGNATURE = ("cause", "advice", "cures", "retry_same_settings", "determinist
 
 def steps(diagnosis: Diagnosis) -> tuple[str, ...]:
     """Return what to do, as sentences: what to restart, with which settings."""
+    if diagnosis.signature == NO_FAILURE:
+        return ("Nothing needs a restart",)
     scope, again = diagnosis.scope, diagnosis.retry_same_settings and not diagnosis.deterministic
     if scope in (Scope.UNKNOWN, Scope.REQUEST, Scope.CODE):
         return (RESTART[scope],)
@@ -80,6 +83,7 @@ def answer(report: Report) -> dict[str, object]:
         **plain(diagnosis),
         "confidence": round(diagnosis.confidence, 3),
         "signature": diagnosis.signature,
+        "outcome": "found" if found(report) else "no_failure" if nothing_failed(report) else "unknown",
         "remedy": remedy(diagnosis),
         "evidence": [_place(one) for one in report.evidence],
         "consequences": [_place(one) for one in report.consequences],
@@ -96,6 +100,11 @@ def plain(one: Diagnosis | Signature) -> dict[str, object]:
 def found(report: Report) -> bool:
     """Say whether the catalog knows the failure."""
     return report.diagnosis.kind is not Kind.UNKNOWN
+
+
+def nothing_failed(report: Report) -> bool:
+    """Say whether the text tells of no failure at all."""
+    return report.diagnosis.signature == NO_FAILURE
 
 
 def _place(one: Evidence) -> dict[str, object]:

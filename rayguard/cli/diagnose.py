@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rayguard.faults.catalog import Catalog
     from rayguard.logs.files import FoundLogs
 
-UNKNOWN = 3  # exit code
+UNKNOWN, NO_FAILURE = 3, 4  # exit codes
 _PROGRESS_BYTES = 50_000_000
 
 
@@ -59,7 +59,9 @@ def diagnose(
 
     `rayguard diagnose --json train.log | jq -r .remedy` is for a script.
 
-    Exit code: 0 found, 3 unknown, 2 bad usage.
+    Where a text says only that a Ray worker died, its own file of the session is read too, if it lies here.
+
+    Exit code: 0 found, 3 a failure that is unknown, 4 no failure seen, 2 bad usage.
     """
     _write_anything()
     if jsonl is not None:
@@ -92,14 +94,16 @@ def _find(inputs: list[str]) -> FoundLogs:
 
 
 def _answer_one(found: FoundLogs, catalog: Catalog, *, as_json: bool) -> None:
-    from rayguard.cli.answer import answer  # noqa: PLC0415
+    from rayguard.cli.answer import answer, nothing_failed  # noqa: PLC0415
     from rayguard.cli.answer import found as known  # noqa: PLC0415
     from rayguard.logs.many_files import Across  # noqa: PLC0415
     from rayguard.logs.scan import Anchors  # noqa: PLC0415
+    from rayguard.logs.worker_files import read_on  # noqa: PLC0415
 
     across = Across(catalog, Anchors(catalog))
     with _progress(sum(file.size_bytes for file in found.files)) as advance:
         report = across.diagnose(found.files, found.notes, advance)
+        report = read_on(across, found.files, found.notes, report)
     for note in found.notes:
         typer.echo(note, err=True)
     if as_json:
@@ -109,7 +113,7 @@ def _answer_one(found: FoundLogs, catalog: Catalog, *, as_json: bool) -> None:
 
         show_report(report)
     if not known(report):
-        raise typer.Exit(UNKNOWN)
+        raise typer.Exit(NO_FAILURE if nothing_failed(report) else UNKNOWN)
 
 
 @contextlib.contextmanager

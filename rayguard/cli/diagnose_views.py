@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rayguard.cli.answer import found, steps, sure
+from rayguard.cli.answer import found, nothing_failed, steps, sure
 from rayguard.cli.terminal import printable, table
 from rayguard.faults.quote import sentence
 from rayguard.faults.signature import MIN_FRAGMENT
@@ -97,6 +97,9 @@ class DiagnosisPage:
 def show_report(report: Report) -> None:
     """Print what failed, what to do, and why that is believed."""
     page, diagnosis = DiagnosisPage(), report.diagnosis
+    if nothing_failed(report):
+        _show_no_failure(page, report)
+        return
     if not found(report):
         _show_unknown(page, report)
         return
@@ -127,17 +130,17 @@ def _quotes(page: DiagnosisPage, title: str, evidence: tuple[Evidence, ...], *, 
             page.quote(one, kind=several)
 
 
+def _show_no_failure(page: DiagnosisPage, report: Report) -> None:
+    page.text(f"{sentence(report.diagnosis.cause).rstrip('.')}.", _TITLE)
+    page.text(f"{sentence(report.diagnosis.advice).rstrip('.')}.")
+
+
 def _show_unknown(page: DiagnosisPage, report: Report) -> None:
-    if not report.evidence:
-        page.text("Nothing in it tells of a failure.", _TITLE)
-        page.text(
-            "Look at the output of the other processes, and for what the kernel or the scheduler killed."
-        )
-        return
     page.text("The catalog does not know this failure.", "bold yellow")
     _quotes(page, "The most telling lines", report.evidence, several=False)
     page.title("When you know the cause, teach it")
-    for line in _LESSON.format(when=_when(report.evidence[0].quote)).splitlines():
+    quote = report.evidence[0].quote if report.evidence else report.diagnosis.cause.partition(": ")[2]
+    for line in _LESSON.format(when=_when(quote)).splitlines():
         page.text(line, _DIM, indent=2)
     page.text("rayguard catalog check my.yaml && rayguard diagnose --catalog my.yaml LOG", indent=2)
 

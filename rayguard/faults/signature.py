@@ -85,9 +85,9 @@ def _tier(value: object) -> object:
     return Tier(names.index(str(value)))
 
 
-_Many = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
+Many = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
 Fragment = Annotated[str, Field(min_length=MIN_FRAGMENT)]
-Fragments = Annotated[tuple[Fragment, ...], _Many]
+Fragments = Annotated[tuple[Fragment, ...], Many]
 Pattern = Annotated[re.Pattern[str], BeforeValidator(_linear)]
 ExitCode = Annotated[int | Literal["any"], BeforeValidator(_exit_code)]
 SafeSetting = Literal[
@@ -98,7 +98,7 @@ SafeSetting = Literal[
     "fewer_sequences",
     "one_sequence",
 ]
-_STRICT = ConfigDict(extra="forbid", frozen=True)
+STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
 class When(BaseModel):
@@ -107,20 +107,21 @@ class When(BaseModel):
     By ``types`` and ``text``, ``rayguard.faults.index`` finds which blocks can match at all.
     """
 
-    model_config = _STRICT
+    model_config = STRICT
 
-    types: Annotated[frozenset[Fragment], _Many] = frozenset()
+    types: Annotated[frozenset[Fragment], Many] = frozenset()
     text: Fragments = ()
-    message: Annotated[tuple[Pattern, ...], _Many] = ()
+    message: Annotated[tuple[Pattern, ...], Many] = ()
     frames: Fragments = ()
     raised_in: Fragments = ()
     code: Fragments = ()
-    roles: Annotated[tuple[Role, ...], _Many] = ()
-    seen_in: Annotated[tuple[Source, ...], _Many] = ()
-    exit: Annotated[tuple[ExitCode, ...], _Many] = ()
-    operations: Annotated[tuple[str, ...], _Many] = ()
+    roles: Annotated[tuple[Role, ...], Many] = ()
+    seen_in: Annotated[tuple[Source, ...], Many] = ()
+    exit: Annotated[tuple[ExitCode, ...], Many] = ()
+    operations: Annotated[tuple[str, ...], Many] = ()
     raised_by: Origin | None = None
     cut: Literal[True] | None = None
+    own_attribute: Literal[True] | None = None
     beside: Fragments = ()
     times: Annotated[int, Field(ge=1, le=100)] = 1
 
@@ -184,10 +185,20 @@ class When(BaseModel):
         return (
             (self.raised_by is None or (witness.root and witness.origin is self.raised_by))
             and (not self.cut or (bool(frames) and not witness.names))
+            and (not self.own_attribute or _is_own_attribute(witness.text, frames))
             and (not self.raised_in or any(_is_at(frame, self._innermost) for frame in frames[-1:]))
             and (not self.frames or any(_is_at(frame, self._through) for frame in frames))
             and (not self.code or any(fragment in code or fragment in witness.text for fragment in self.code))
         )
+
+
+_MISSING = re.compile(r"object has no attribute '(\w{1,80})'")
+
+
+def _is_own_attribute(text: str, frames: tuple[Frame, ...]) -> bool:
+    """Say whether the attribute that is missing is one of the object whose method asks for it."""
+    found = _MISSING.search(text)
+    return bool(found and frames) and f"self.{found[1]}" in frames[-1].code if found else False
 
 
 Places = dict[str, tuple[str, ...]]  # ends of paths, or folders, by the function in them ("": any)
@@ -216,7 +227,7 @@ def _is_in(path: str, file: str) -> bool:
 class Signature(BaseModel):
     """One known way to fail: one entry of a catalog file."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9_]+(\.[a-z0-9_]+)+$")]
     kind: Kind
@@ -224,16 +235,17 @@ class Signature(BaseModel):
     cause: Annotated[str, Field(min_length=10)]
     advice: Annotated[str, Field(min_length=10)]
     confidence: Annotated[float, Field(gt=0, le=1)]
-    when: Annotated[tuple[When, ...], _Many, Field(min_length=1)]
-    unless: Annotated[tuple[When, ...], _Many, Field(alias="not")] = ()
+    when: Annotated[tuple[When, ...], Many, Field(min_length=1)]
+    unless: Annotated[tuple[When, ...], Many, Field(alias="not")] = ()
     tier: Annotated[Tier, BeforeValidator(_tier)] = Tier.CAUSE
-    cures: Annotated[tuple[SafeSetting, ...], _Many] = ()
+    cures: Annotated[tuple[SafeSetting, ...], Many] = ()
     retry_same_settings: bool = True
     deterministic: bool = False
     settings_help: bool = True
     poisoned: bool = False
-    links: Annotated[tuple[Annotated[str, Field(pattern=r"^https://")], ...], _Many] = ()
-    versions: Annotated[tuple[str, ...], _Many] = ()
+    if_warned: bool = True
+    links: Annotated[tuple[Annotated[str, Field(pattern=r"^https://")], ...], Many] = ()
+    versions: Annotated[tuple[str, ...], Many] = ()
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:

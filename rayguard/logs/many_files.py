@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from rayguard.faults.counsel import counsels
 from rayguard.faults.printed.learnt_prefixes import Heads
 from rayguard.logs.files import LogFile, blocks
 from rayguard.logs.report import Evidence, Report, report
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from rayguard.faults.catalog import Catalog
     from rayguard.faults.printed.line import PrintedLine
+    from rayguard.faults.scene import Scene
     from rayguard.faults.witness import Witness
 
 MAX_FACTS = 20_000  # of all files together: bounds what is judged, whatever the files hold
@@ -49,6 +51,7 @@ class Across:
 
     catalog: Catalog
     anchors: Anchors
+    scene: Scene = field(default_factory=lambda: counsels().scene())  # of what was read last
 
     def diagnose(
         self,
@@ -58,20 +61,23 @@ class Across:
     ) -> Report:
         """Return what ``files`` say; what is wrong with one of them is added to ``notes``."""
         facts: list[Fact] = []
-        whole = WHOLE_BYTES
+        whole, self.scene = WHOLE_BYTES, counsels().scene()
         for place, file in enumerate(files):
             counted = _Counted(blocks(file, notes, advance))
             clock = Clock(file.written_at) if len(files) > 1 else None
             lines = telling(counted, self.anchors, whole)
-            facts += self._facts(_peeled(lines, file.process, clock), place, clock, MAX_FACTS - len(facts))
+            reader = Reader(self.catalog, self.scene)
+            facts += self._facts(
+                reader, _peeled(lines, file.process, clock), place, clock, MAX_FACTS - len(facts)
+            )
             whole = max(whole - counted.size, 0)
-        return _judged(in_order(facts), files, self.catalog)
+        return _judged(in_order(facts), files, self.catalog, self.scene)
 
     def _facts(
-        self, lines: Iterable[PrintedLine], place: int, clock: Clock | None, room: int
+        self, reader: Reader, lines: Iterable[PrintedLine], place: int, clock: Clock | None, room: int
     ) -> Iterator[Fact]:
         """Yield the facts of one file; ``room`` is how many more may be kept."""
-        reader, sorts = Reader(self.catalog), _Sorts(self.catalog, MAX_FACTS - room)
+        sorts = _Sorts(self.catalog, MAX_FACTS - room)
         # Lines that follow each other have the same number minus place: a traceback ends at a gap.
         for _, run in groupby(enumerate(lines), key=lambda pair: pair[1].number - pair[0]):
             for witness in reader.read(line for _, line in run):
@@ -150,10 +156,10 @@ def in_order(facts: Iterable[Fact]) -> list[Fact]:
     return sorted(facts, key=key)
 
 
-def _judged(facts: list[Fact], files: Sequence[LogFile], catalog: Catalog) -> Report:
+def _judged(facts: list[Fact], files: Sequence[LogFile], catalog: Catalog, scene: Scene) -> Report:
     """Judge by the place in the order, and put file and line back."""
     numbered = tuple(replace(fact.witness, line=place) for place, fact in enumerate(facts, start=1))
-    told = report(numbered, catalog)
+    told = report(numbered, catalog, scene)
 
     def placed(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
         stand = ((one, facts[one.line - 1]) for one in evidence)

@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rayguard.faults.catalog_in_use import catalog_in_use
+from rayguard.faults.counsel import NO_FAILURE, counsels
 from rayguard.faults.diagnose import first, unknown, verdict
-from rayguard.faults.diagnosis import Diagnosis, Kind
+from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
 from rayguard.faults.kinds import kinds
 from rayguard.faults.printed.learnt_prefixes import Heads
+from rayguard.faults.quote import cut
 from rayguard.faults.signature import Match, Tier
 from rayguard.faults.witness import Said, Witness
+from rayguard.logs.alarms import is_grave
 from rayguard.logs.likeness import likeness
 from rayguard.logs.witnesses import Reader
 
@@ -24,12 +27,18 @@ if TYPE_CHECKING:
 
     from rayguard.faults.catalog import Catalog
     from rayguard.faults.printed.line import PrintedLine
+    from rayguard.faults.scene import Scene
 
 MAX_QUOTES = 6
 RIVAL_CONFIDENCE = 0.85  # of a cause beside which another kind of cause stands
 MILD_CONFIDENCE = 0.85  # of a cause that was printed as a warning only
 SURE = 0.9  # from here on nobody is asked for a second opinion
 ALIKE_CONFIDENCE = 0.7  # of what is told by the likeness of words
+_NOTHING_FAILED = (
+    "nothing in this text failed. Where the job is gone all the same, ask who ended it: its exit code, "
+    "`dmesg -T`, the scheduler (`sacct`, `kubectl describe pod`), the files of the other processes; where it "
+    "stands still, look where: `py-spy dump --pid PID`"
+)
 LIKENESS = "likeness."  # before the kind, where a signature's id stands else
 
 
@@ -45,12 +54,16 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The verdict on a text. ``consequences`` in the order of the text, ``others``: causes of other kinds."""
+    """The verdict on a text. ``consequences`` in the order of the text, ``others``: causes of other kinds.
+
+    ``causeless``: only effects are known, the cause may stand elsewhere.
+    """
 
     diagnosis: Diagnosis
     evidence: tuple[Evidence, ...]
     consequences: tuple[Evidence, ...] = ()
     others: tuple[Evidence, ...] = ()
+    causeless: bool = False
 
 
 def diagnose_text(text: str, catalog: Catalog | None = None) -> Report:
@@ -67,15 +80,30 @@ def lines_of(text: str) -> Iterator[PrintedLine]:
 def diagnose_lines(lines: Iterable[PrintedLine], catalog: Catalog | None = None) -> Report:
     """Return what ``lines`` say."""
     catalog = catalog_in_use() if catalog is None else catalog
-    return report(tuple(Reader(catalog).read(lines)), catalog)
+    reader = Reader(catalog)
+    return report(tuple(reader.read(lines)), catalog, reader.scene)
 
 
-def report(seen: tuple[Witness, ...], catalog: Catalog) -> Report:
-    """Return the verdict on the facts of one text."""
+def report(seen: tuple[Witness, ...], catalog: Catalog, scene: Scene) -> Report:
+    """Return the verdict on the facts of one text, with the advice that fits what stands round them."""
+    told = _judged(seen, catalog, scene)
+    diagnosis = told.diagnosis
+    if catalog.named(diagnosis.signature) is not None and diagnosis.signature not in catalog.ours:
+        return told  # a user's signature has its own advice
+    stands = {(one.quote, one.line) for one in told.evidence[:1]}
+    decided = next((witness for witness in seen if (witness.quote, witness.line) in stands), None)
+    return replace(told, diagnosis=counsels().on(diagnosis, decided, scene))
+
+
+def _judged(seen: tuple[Witness, ...], catalog: Catalog, scene: Scene) -> Report:
     said = Said(seen)
     found = (catalog.index.best(witness, said) for witness in seen)
-    matches = sorted((match for match in found if match is not None), key=lambda match: match.witness.line)
-    told = _told(matches, matches) or _unknown(seen)
+    told_of = (match for match in found if match is not None and not _is_idle(match))
+    matches = sorted(told_of, key=lambda match: match.witness.line)
+    told = _told(matches, matches)
+    if told is None and not scene.alarm and not any(map(is_grave, seen)):
+        return _no_failure(scene)
+    told = told or _unknown(seen)
     if told.diagnosis.confidence >= SURE or not _only_ours(matches, catalog):
         return told
     kind = likeness().second_opinion(seen, told.diagnosis.kind, told.diagnosis.confidence)
@@ -86,6 +114,12 @@ def report(seen: tuple[Witness, ...], catalog: Catalog) -> Report:
         alike = _alike(kind, likeness().speaking_for(seen, kind) or seen, matches, catalog)
     doubted = min(alike.diagnosis.confidence, ALIKE_CONFIDENCE)
     return replace(alike, diagnosis=replace(alike.diagnosis, confidence=doubted))
+
+
+def _is_idle(match: Match) -> bool:
+    """Say whether it is a warning that is known by words which healthy jobs print too."""
+    signature = match.signature
+    return match.witness.mild and (signature.tier is Tier.GUESS or not signature.if_warned)
 
 
 def _told(asked: Sequence[Match], matches: Sequence[Match]) -> Report | None:
@@ -110,6 +144,7 @@ def _told(asked: Sequence[Match], matches: Sequence[Match]) -> Report | None:
             and not _is_rival(match, best)
         ),
         others=_distinct(rivals),
+        causeless=best.tier is not Tier.CAUSE,
     )
 
 
@@ -157,7 +192,23 @@ def _evidence(match: Match) -> Evidence:
     return Evidence(quote=witness.quote, line=witness.line, kind=match.signature.kind)
 
 
+def _no_failure(scene: Scene) -> Report:
+    """Return that nothing failed as far as the text tells, and what it said last."""
+    last = cut(scene.last) or "nothing at all"
+    return Report(
+        diagnosis=Diagnosis(
+            signature=NO_FAILURE,
+            kind=Kind.UNKNOWN,
+            scope=Scope.UNKNOWN,
+            cause=f"no failure seen; what was said last: {last}",
+            confidence=0.0,
+            advice=_NOTHING_FAILED,
+        ),
+        evidence=(),
+    )
+
+
 def _unknown(seen: tuple[Witness, ...]) -> Report:
     telling = sorted(seen, key=lambda witness: (witness.mild, not witness.frames, witness.line))[:MAX_QUOTES]
     quotes = tuple(Evidence(quote=witness.quote, line=witness.line) for witness in telling)
-    return Report(diagnosis=unknown(tuple(telling)), evidence=quotes)
+    return Report(diagnosis=unknown(tuple(telling)), evidence=quotes, causeless=True)

@@ -12,17 +12,20 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from rayguard.faults.boilerplate import without_boilerplate
+from rayguard.faults.counsel import counsels
 from rayguard.faults.fault import ExceptionFact
 from rayguard.faults.printed.traceback import PrintedException, TracebackReader
 from rayguard.faults.printed.unfold import unfolded
 from rayguard.faults.quote import MAX_TEXT_CHARS, clean, cut, exception_quote
 from rayguard.faults.witness import Source, Witness, names_of, origin_of_frames
+from rayguard.logs.alarms import is_alarming
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from rayguard.faults.catalog import Catalog
     from rayguard.faults.printed.line import PrintedLine
+    from rayguard.faults.scene import Scene
 
 MAX_PROCESSES = 4_096
 # torchrun's summary lists the other ranks' failures before the one that came first.
@@ -70,9 +73,10 @@ class _Printer:
 
 @dataclass(slots=True)
 class Reader:
-    """Turns the lines of one text into witnesses, in the words of ``catalog``."""
+    """Turns the lines of one text into witnesses, in the words of ``catalog``; ``scene`` notes the rest."""
 
     catalog: Catalog
+    scene: Scene = field(default_factory=lambda: counsels().scene())
 
     def read(self, lines: Iterable[PrintedLine]) -> Iterator[Witness]:
         """Yield the facts, nearly in the order of their lines (an exception comes when it is complete)."""
@@ -92,12 +96,22 @@ class Reader:
         for printer in printers.values():
             yield from _ended(printer)
 
+    def _note(self, line: PrintedLine) -> bool:
+        """Note what ``line`` says beside the facts; return whether it is the first that alarms."""
+        text = without_boilerplate(line.text)
+        self.scene.see(line.text, line.process)
+        if self.scene.alarm or not is_alarming(replace(line, text=text)):
+            return False
+        self.scene.alarm = line.text
+        return True
+
     def _facts(self, line: PrintedLine, printer: _Printer) -> Iterator[Witness]:
         """Yield the exception that ``line`` ended, and what it says itself."""
+        alarms = self._note(line)
         part, done = printer.reader.feed(line)
         if done is not None:
             yield printer.placed(of_exception(done))
-        if not part and line.text and self._telling(line.text):
+        if not part and line.text and (alarms or self._telling(line.text)):
             yield printer.placed(of_line(line))
         if line.text.startswith(_OTHER_FAILURES):
             printer.later = True

@@ -336,7 +336,7 @@ def test_one_file_is_judged_as_its_text(tmp_path, reader):
 def test_facts_are_bounded(tmp_path, reader, monkeypatch):
     """However often a log repeats itself; what is new is kept."""
     seen = []
-    monkeypatch.setattr(many_files, "report", lambda facts, catalog: seen.extend(facts) or diagnose_text(""))
+    monkeypatch.setattr(many_files, "report", lambda facts, *_: seen.extend(facts) or diagnose_text(""))
     path = written(tmp_path / "log", "".join(NAN.format(n) for n in range(5_000)) + CHUNKS)
     reader.diagnose(find([str(path)]).files, [])
     assert len(seen) < 200

@@ -27,6 +27,7 @@ _MAX_OTHER_LINES = 6  # of the same process, within a traceback
 _BOX = "│╭╰"
 # What is said of a destructor; a dump of where threads stand, below a line that says why.
 _DUMPS = ("Stack (most recent call first)", "Current thread 0x", "Thread 0x")
+_HANDLER = re.compile(r"(?i)handler|alarm|time_?out")
 _IGNORED = ("Exception ignored in", *_DUMPS)
 _FATAL = "Fatal Python error: "
 # A notebook names the type in front: "RuntimeError      Traceback (most recent call last)".
@@ -130,7 +131,8 @@ class TracebackReader:
             self._frames.reverse()
             if not self._type:
                 self._type, self._message = self._named, list(filter(None, [self._said]))
-        if self._at is not None and not self._ignored and (self._type or self._frames or self._wrapped):
+        idle = self._ignored and (self._dump or not _is_of_an_alarm(self._frames))
+        if self._at is not None and not idle and (self._type or self._frames or self._wrapped):
             if not self._type:
                 self._guess_type()
             elif len(self._message) == 1 and self._frames:
@@ -266,6 +268,11 @@ class TracebackReader:
         at = self._at
         same_form = at is not None and line.prefixed == at.prefixed and line.level == at.level
         return same_form and not _ENDS_MESSAGE.match(line.text)
+
+
+def _is_of_an_alarm(frames: list[Frame]) -> bool:
+    """Say whether a signal's handler raised: Python ignores it in a destructor, and the work waits for it."""
+    return bool(frames) and _HANDLER.search(frames[-1].function) is not None
 
 
 def exceptions_in(text: str) -> tuple[PrintedException, ...]:
