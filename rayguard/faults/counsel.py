@@ -39,22 +39,23 @@ class Counsel(BaseModel):
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9_.]+$")]
     of: Annotated[tuple[str, ...], Many]  # kinds, or ids of signatures ("vllm.start." for all that begin so)
-    fact: Texts = ()  # in the fact that decided: its type, message, frames
+    fact: Texts = ()  # in what the fact that decided says, or its type
+    frames: Texts = ()  # in where it was raised: "file.py::function" of any frame
     like: Annotated[tuple[Pattern, ...], Many] = ()  # and its message is like one of these
     seen: Texts = ()  # somewhere in the text
     also: Texts = ()
     absent: Texts = ()  # nowhere in the text
     times: Annotated[int, Field(ge=1, le=100)] = 1  # that many lines hold one of `seen`
-    frameworks: Annotated[tuple[str, ...], Many] = ()
     cause: str = ""
     advice: Annotated[str, Field(min_length=10)]
 
-    def fits(self, verdict: Diagnosis, fact: str, scene: Scene, framework: str) -> bool:
-        """Say whether it is for ``verdict``, which ``fact`` decided, in ``scene``."""
+    def fits(self, verdict: Diagnosis, witness: Witness | None, scene: Scene) -> bool:
+        """Say whether it is for ``verdict``, which ``witness`` decided, in ``scene``."""
+        fact, places = _said(witness), _places(witness) if self.frames else ""
         return (
             _is_of(verdict, self.of)
-            and (not self.frameworks or framework in self.frameworks)
             and (not self.fact or any(text in fact for text in self.fact))
+            and (not self.frames or any(text in places for text in self.frames))
             and (not self.like or any(pattern.search(fact) for pattern in self.like))
             and (not self.seen or scene.times(self.seen) >= self.times)
             and (not self.also or scene.times(self.also) > 0)
@@ -104,11 +105,10 @@ class Counsels:
     def on(self, verdict: Diagnosis, witness: Witness | None, scene: Scene) -> Diagnosis:
         """Return ``verdict`` with the advice that fits the text that it was found in."""
         framework = scene.framework(self._marks())
-        fact = _as_text(witness) if witness is not None else ""
-        rule = next((rule for rule in self.rules if rule.fits(verdict, fact, scene, framework)), None)
+        rule = next((rule for rule in self.rules if rule.fits(verdict, witness, scene)), None)
         advice, cause = verdict.advice, verdict.cause
         if rule is not None:
-            advice = self._filled(rule.advice, framework, fact, scene)
+            advice = self._filled(rule.advice, framework, _said(witness), scene)
             cause = _caused(verdict.cause, rule.cause, witness)
         return replace(verdict, cause=cause, advice=self._in_the_words_of(framework, advice))
 
@@ -135,9 +135,13 @@ def _names(advice: str, name: str) -> bool:
     return re.search(rf"(?<![\w.]){re.escape(name)}(?![\w])", advice) is not None
 
 
-def _as_text(witness: Witness) -> str:
-    places = (f"{frame.file}::{frame.function} {frame.code}" for frame in witness.frames)
-    return "\n".join((*sorted(witness.names), witness.quote, witness.text, *places))
+def _said(witness: Witness | None) -> str:
+    return "" if witness is None else "\n".join((*sorted(witness.names), witness.quote, witness.text))
+
+
+def _places(witness: Witness | None) -> str:
+    frames = () if witness is None else witness.frames
+    return "\n".join(f"{frame.file}::{frame.function}" for frame in frames)
 
 
 def _caused(cause: str, told: str, witness: Witness | None) -> str:

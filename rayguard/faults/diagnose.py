@@ -10,7 +10,9 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from rayguard.faults.catalog_in_use import catalog_in_use
+from rayguard.faults.counsel import counsels
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
+from rayguard.faults.scene import scene_of
 from rayguard.faults.signature import Match, Signature, Tier
 from rayguard.faults.witness import Said, Source, Witness, witnesses
 
@@ -42,10 +44,18 @@ def diagnose(fault: Fault, catalog: Catalog | None = None) -> Diagnosis:
     """
     seen = witnesses(fault)
     said = Said(seen)
-    index = (catalog_in_use() if catalog is None else catalog).index
-    matches = [match for match in (index.best(witness, said) for witness in seen) if match is not None]
+    catalog = catalog_in_use() if catalog is None else catalog
+    matches = [
+        match for match in (catalog.index.best(witness, said) for witness in seen) if match is not None
+    ]
     match = first(matches, key=lambda match: (_NEARNESS[match.tier].index(match.witness.source),))
-    return unknown(seen) if match is None else verdict(match)
+    if match is None:
+        return unknown(seen)
+    told = verdict(match)
+    if told.signature not in catalog.ours:  # a user's signature has its own advice
+        return told
+    rules = counsels()
+    return rules.on(told, match.witness, scene_of(seen, rules.fragments))
 
 
 def first(matches: Iterable[Match], key: Callable[[Match], tuple[int, ...]]) -> Match | None:

@@ -50,7 +50,7 @@ _SEEN_FROM_OUTSIDE = frozenset(
 
 
 def read_on(across: Across, files: Sequence[LogFile], notes: list[str], told: Report) -> Report:
-    """Return what the workers' own files say, where ``told`` has no cause and they lie here, else ``told``."""
+    """Return what the workers' own files say, where ``told`` has no cause and they lie here; or ``told``."""
     if not told.causeless or told.diagnosis.kind not in _SEEN_FROM_OUTSIDE:
         return told
     try:

@@ -161,7 +161,7 @@ def test_unknown_is_exit_code_3_with_the_telling_lines(tmp_path, line):
     (tmp_path / "my.yaml").write_text(lesson)
     assert run("catalog", "check", tmp_path / "my.yaml").exit_code == 0
     assert run("diagnose", "--catalog", tmp_path / "my.yaml", tmp_path / "log").exit_code == 0
-    assert run("diagnose", input="").exit_code == 3
+    assert run("diagnose", input="").exit_code == 4
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_what_is_shown_is_harmless(text, tmp_path):
     ran = run("diagnose", "--jsonl", "-", input=json.dumps({"id": text, "text": text}))
     assert json.loads(ran.stdout)["id"] == text
     ran = run("diagnose", input=text.encode("utf-8", "surrogatepass"))
-    assert ran.exit_code == 3
+    assert ran.exit_code in (3, 4)
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", ran.stdout)
 
 
@@ -257,7 +257,7 @@ def test_help_teaches():
     """With examples and the exit codes."""
     shown = run("diagnose", "--help").stdout
     assert "rayguard diagnose train.log" in shown
-    assert "Exit code: 0 found, 3 unknown, 2 bad usage." in shown
+    assert "Exit code: 0 found, 3 a failure that is unknown, 4 no failure seen, 2 bad usage." in shown
     assert "rayguard catalog show" in run("catalog", "--help").stdout
 
 
@@ -327,7 +327,7 @@ def test_catalog_check_counts_warns_and_refuses(tmp_path, mine):
 
 def test_a_users_catalog_is_asked_first(mine, monkeypatch):
     """By option or by environment; a broken one is an error here."""
-    assert run("diagnose", input="a wobble detected\n").exit_code == 3
+    assert run("diagnose", input="a wobble detected\n").exit_code == 4
     assert "The table wobbled." in run("diagnose", "--catalog", mine, input="a wobble detected\n").stdout
     monkeypatch.setenv("RAYGUARD_CATALOG", str(mine))
     assert (

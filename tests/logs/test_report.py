@@ -6,6 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayguard.faults.catalog import Catalog
+from rayguard.faults.counsel import NO_FAILURE
+from rayguard.faults.diagnose import UNKNOWN
 from rayguard.faults.diagnosis import Kind
 from rayguard.logs.report import diagnose_text
 
@@ -97,9 +100,38 @@ def test_what_is_not_known_is_said_to_be_unknown_with_the_most_telling_lines():
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "all is well\n" * 50, "[2024-01-01 10:00:00] step 4 done"])
-def test_a_healthy_text_is_unknown(text):
-    """No failure is invented."""
-    assert diagnose_text(text).diagnosis.kind is Kind.UNKNOWN
+def test_in_a_healthy_text_no_failure_is_seen(text):
+    """None is invented, and what was said last is told."""
+    found = diagnose_text(text).diagnosis
+    assert (found.kind, found.signature) == (Kind.UNKNOWN, NO_FAILURE)
+    last = next((line for line in reversed(text.splitlines()) if line), "nothing at all")
+    assert last.rpartition("] ")[2] in found.cause
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "MyOddError: the frobnicator is out of juice",
+        "[frob] fatal: the table fell over",
+        "bash: frob: command not found",
+        "2026-01-01 10:00:00,000 ERROR frob.py:12 -- table 7",
+        "worker 7 died at once",
+    ],
+)
+def test_what_tells_of_something_wrong_is_a_failure_though_unknown(line):
+    """It is not called healthy, and the line is quoted."""
+    found = diagnose_text(f"step 1\n{line}\nstep 2", Catalog(()))
+    assert found.diagnosis.signature == UNKNOWN
+    assert [one.line for one in found.evidence] == [2]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["errors: 0, failed: 0", "word error rate: 0.041", "retry on failure (timeout=30 s)", "no errors found"],
+)
+def test_a_word_of_failure_is_no_failure(line):
+    """A count of none, a metric, a policy."""
+    assert diagnose_text(line, Catalog(())).diagnosis.signature == NO_FAILURE
 
 
 @given(st.text(st.characters(), max_size=400))
