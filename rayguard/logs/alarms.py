@@ -29,7 +29,7 @@ _REFUSED = (
     r"|connection refused|connection reset|not found$|is dead|unexpected(?:ly)?)"
 )
 _TELLING = re.compile(
-    rf"(?i)(?<![\w/.=-])(?:{_WORD})(?![\w/=(-])|(?:^\W{{0,4}}|[:>\])]\s{{1,3}}){_REFUSED}"
+    rf"(?i)(?<![\w/.=-])(?:{_WORD})(?![\w/=(-])|(?:^\s{{0,4}}|[:>\])]\s{{1,3}}){_REFUSED}"
     rf"|(?<!\w)(?-i:[A-Z]\w{{0,80}}(?:Error|Exception)\b)"
 )
 # "0 errors", "no failures", "if it failed", "errors: 0", "timeout: 600 s", "error: 0.031" of a metric
