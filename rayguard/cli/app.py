@@ -38,11 +38,11 @@ def main() -> None:
 
         app()
         return
-    from rayguard.cli import here  # noqa: PLC0415 - not for other commands
+    from rayguard.cli import this_machine  # noqa: PLC0415 - not for other commands
 
     name, options = plain
     try:
-        done = here.status(**options) if name == "status" else here.incidents(**options)
+        done = this_machine.status(**options) if name == "status" else this_machine.incidents(**options)
         sys.stdout.flush()
     except BrokenPipeError:  # who reads has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

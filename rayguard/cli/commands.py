@@ -1,9 +1,8 @@
 """All commands of ``rayguard``, as Typer reads them: finding, filtering, exit codes.
 
-What ``incidents`` and ``status`` show of this machine is ``rayguard.cli.here``, how it looks
-``rayguard.cli.incident_views``; the commands that read logs are ``rayguard.cli.diagnose`` and
-``rayguard.cli.catalog``. Starts no Ray and loads no torch, so that it answers at once; even its own heavier
-imports wait until a command needs them.
+What ``incidents`` and ``status`` show of this machine is ``rayguard.cli.this_machine``, how it looks
+``rayguard.cli.incident_views``; the commands that read logs are in ``rayguard.cli.logs``. Starts no Ray and
+loads no torch, so that it answers at once; even its own heavier imports wait until a command needs them.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rayguard.cli import here
-from rayguard.cli.catalog import catalog, known_kind
+from rayguard.cli import this_machine
 from rayguard.cli.cluster import Address, Home, down, incidents_of, show_cluster, top, up
-from rayguard.cli.diagnose import diagnose
 from rayguard.cli.flight import flight
+from rayguard.cli.logs.catalog import catalog, known_kind
+from rayguard.cli.logs.diagnose import diagnose
 from rayguard.cli.memory import memory
 from rayguard.cli.reap import reap
 from rayguard.cli.terminal import home_or_exit
@@ -103,13 +102,13 @@ def incidents(  # noqa: PLR0913 - one option each
         _follow(Journal(home_or_exit(home)), kind, last or _FOLLOWED, as_json=as_json)
         return
     if address is None:
-        here.incidents(wanted, last=last, kind=kind, as_json=as_json, stories=stories, home=home)
+        this_machine.incidents(wanted, last=last, kind=kind, as_json=as_json, stories=stories, home=home)
         return
     found = incidents_of(address)
     if stories:
-        here.show_stories(found, wanted, last=last, kind=kind, as_json=as_json)
+        this_machine.show_stories(found, wanted, last=last, kind=kind, as_json=as_json)
     else:
-        here.show_chosen(address, found, wanted, last=last, kind=kind, as_json=as_json)
+        this_machine.show_chosen(address, found, wanted, last=last, kind=kind, as_json=as_json)
 
 
 @app.command()
@@ -131,7 +130,7 @@ def status(
 
     `rayguard status --home ~/.local/state/rayguard` shows what was left there.
     """
-    if address or not here.status(as_json=as_json, home=home):
+    if address or not this_machine.status(as_json=as_json, home=home):
         show_cluster(address, as_json=as_json)
 
 
@@ -147,6 +146,6 @@ def _follow(journal: Journal, kind: str | None, last: int, *, as_json: bool) -> 
 
     pause = threading.Event()
     with Tail(journal.directory) as tail, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
-        show([one for one in folded(here.or_exit(tail.poll)) if kind in (None, one.kind)][-last:])
+        show([one for one in folded(this_machine.or_exit(tail.poll)) if kind in (None, one.kind)][-last:])
         while not pause.wait(_POLL_S):
-            show(here.or_exit(tail.poll))
+            show(this_machine.or_exit(tail.poll))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pseudo_terminal import on_a_terminal
 from typer.testing import CliRunner
 
-from rayguard.cli.answer import RESTART, remedy, spelled, steps, sure
 from rayguard.cli.app import app
-from rayguard.cli.catalog_views import in_words
+from rayguard.cli.logs.answer import RESTART, remedy, spelled, steps, sure
+from rayguard.cli.logs.catalog_views import in_words
 from rayguard.engine.settings import SAFE_SETTINGS
 from rayguard.faults.catalog import default_catalog
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope

@@ -186,7 +186,7 @@ class Meetings:
                 self._takes_slot(call.given("lora_request", None))
             elif call.name == "remove_lora":
                 self._loaded.pop(call.given("lora_id", 0), None)  # type: ignore[call-overload]
-                self._adapters.discard(call.given("lora_id", 0))  # type: ignore[arg-type]
+                self._adapters.discard(call.given("lora_id", 0))
             elif _drops_cache(call, answer):
                 self.cache_dropped()
 

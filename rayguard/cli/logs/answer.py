@@ -1,6 +1,6 @@
 """A report as an object for programs, and what to do about it in one string for a person.
 
-How it looks on a terminal is ``rayguard.cli.diagnose_views``.
+How it looks on a terminal is ``rayguard.cli.logs.diagnose_views``.
 """
 
 from __future__ import annotations

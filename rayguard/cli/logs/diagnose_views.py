@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rayguard.cli.answer import found, nothing_failed, steps, sure
+from rayguard.cli.logs.answer import found, nothing_failed, steps, sure
 from rayguard.cli.terminal import printable, table
 from rayguard.faults.quote import sentence
 from rayguard.faults.signature import MIN_FRAGMENT

@@ -68,7 +68,7 @@ def list_(
 
     `rayguard catalog list | grep -i weights` searches.
     """
-    from rayguard.cli import catalog_views as views  # noqa: PLC0415
+    from rayguard.cli.logs import catalog_views as views  # noqa: PLC0415
 
     signatures = [one for one in catalog_or_exit(files).signatures if kind in (None, one.kind.value)]
     if as_json:
@@ -90,7 +90,7 @@ def show(
 
     Example: `rayguard catalog show engine.dead`
     """
-    from rayguard.cli import catalog_views as views  # noqa: PLC0415
+    from rayguard.cli.logs import catalog_views as views  # noqa: PLC0415
 
     known = catalog_or_exit(files)
     one = known.named(identifier)

@@ -1,6 +1,6 @@
 """``rayguard diagnose``: what a log says, for a person or a program.
 
-What it reads and decides is ``rayguard.logs``; how it looks is ``rayguard.cli.diagnose_views``.
+What it reads and decides is ``rayguard.logs``; how it looks is ``rayguard.cli.logs.diagnose_views``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rayguard.cli.catalog import Files, catalog_or_exit
+from rayguard.cli.logs.catalog import Files, catalog_or_exit
 from rayguard.cli.terminal import fail, many, show_json
 from rayguard.errors import ConfigError
 
@@ -94,8 +94,8 @@ def _find(inputs: list[str]) -> FoundLogs:
 
 
 def _answer_one(found: FoundLogs, catalog: Catalog, *, as_json: bool) -> None:
-    from rayguard.cli.answer import answer, nothing_failed  # noqa: PLC0415
-    from rayguard.cli.answer import found as known  # noqa: PLC0415
+    from rayguard.cli.logs.answer import answer, nothing_failed  # noqa: PLC0415
+    from rayguard.cli.logs.answer import found as known  # noqa: PLC0415
     from rayguard.logs.many_files import Across  # noqa: PLC0415
     from rayguard.logs.scan import Anchors  # noqa: PLC0415
     from rayguard.logs.worker_files import read_on  # noqa: PLC0415
@@ -109,7 +109,7 @@ def _answer_one(found: FoundLogs, catalog: Catalog, *, as_json: bool) -> None:
     if as_json:
         show_json({**answer(report), "files": len(found.files), "notes": found.notes})
     else:
-        from rayguard.cli.diagnose_views import show_report  # noqa: PLC0415
+        from rayguard.cli.logs.diagnose_views import show_report  # noqa: PLC0415
 
         show_report(report)
     if not known(report):
@@ -148,7 +148,7 @@ def _answer_lines(path: str, catalog: Catalog) -> None:
 
 
 def _answers(lines: IO[bytes], catalog: Catalog) -> Iterator[dict[str, object]]:
-    from rayguard.cli.answer import answer  # noqa: PLC0415
+    from rayguard.cli.logs.answer import answer  # noqa: PLC0415
     from rayguard.logs.report import diagnose_text  # noqa: PLC0415
 
     for number, line in enumerate(lines, start=1):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from rayguard.cli.answer import plain, spelled, sure
-from rayguard.cli.diagnose_views import DiagnosisPage
+from rayguard.cli.logs.answer import plain, spelled, sure
+from rayguard.cli.logs.diagnose_views import DiagnosisPage
 from rayguard.faults import signature
 from rayguard.faults.kinds import kinds
 from rayguard.faults.quote import sentence

@@ -1,0 +1,1 @@
+"""The commands that read logs: ``rayguard diagnose`` and ``rayguard catalog``."""
