@@ -284,7 +284,7 @@ def test_status_is_plain_lines_for_a_pipe(home, page):
     """Everything about an engine in one line; JSON has the same."""
     (line,) = command(home, "status").stdout.splitlines()
     assert line.startswith(
-        f"Rollout pid={os.getpid()} alive incarnation=1 guarded engine=rollout-0 serving epoch=2 rung=1"
+        f"Rollout pid={os.getpid()} alive incarnation=1 engine=rollout-0 serving epoch=2 rung=1"
     )
     assert "settings=chunked_prefill_off weights=17 running=3 tokens=123456 last_incident=aaaa1111" in line
     (seen,) = json.loads(command(home, "status", "--json").stdout)
