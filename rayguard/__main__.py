@@ -1,6 +1,6 @@
-"""``python -m rayguard``: the same as the ``rayguard`` command (``rayguard.cli.app``)."""
+"""``python -m rayguard``: the same as the ``rayguard`` command (``rayguard.cli``)."""
 
-from rayguard.cli.app import main
+from rayguard.cli import main
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,7 @@
 """``rayguard incidents`` and ``status`` of this machine: what its journal and its status pages say.
 
 Loads no Typer, Ray or pydantic, and Rich only on a terminal: somebody is waiting. Clusters, ``--follow`` and
-mistakes in the command are ``rayguard.cli.commands``'s.
+mistakes in the command are ``rayguard.cli.app``'s.
 """
 
 from __future__ import annotations

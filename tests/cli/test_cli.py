@@ -14,7 +14,8 @@ import pytest
 from pseudo_terminal import on_a_terminal
 from typer.testing import CliRunner
 
-from rayguard.cli.app import app, plain_form
+from rayguard.cli import plain_form
+from rayguard.cli.app import app
 from rayguard.recovery.incident import Incident, Outcome
 from rayguard.recovery.journal import Journal
 from rayguard.recovery.status import StatusPage, Who
@@ -372,7 +373,7 @@ HEAVY = (
 def test_it_loads_nothing_heavy(home, journal, page, arguments, more):
     """Ray and torch take seconds, each of the others a tenth: somebody is looking for an incident now."""
     code = (
-        "import sys\nfrom rayguard.cli.app import main\n"
+        "import sys\nfrom rayguard.cli import main\n"
         f"sys.argv = ['rayguard', *{arguments!r}]\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
         f"heavy = {set(HEAVY) | more!r} & set(sys.modules)\n"
