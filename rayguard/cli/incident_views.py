@@ -170,7 +170,6 @@ def _page_line(page: Page, engine: EngineTally | None) -> str:
     words = [
         f"{one_line(page.who.actor_class) or 'process'} pid={page.pid} {_LIVES[page.alive]}",
         f"incarnation={page.who.incarnation}",
-        _care(page),
     ]
     if engine is not None:
         words += [
@@ -180,7 +179,9 @@ def _page_line(page: Page, engine: EngineTally | None) -> str:
             f"weights={one_line(engine.weight_version) or '-'}",
             f"running={engine.requests_running} tokens={engine.tokens_generated}",
         ]
-    words.append(f"last_incident={one_line(page.last_incident) or '-'} updated={moment(page.at)}")
+    words.append(
+        f"last_incident={one_line(page.last_incident) or '-'} updated={moment(page.at)} {_care(page)}"
+    )
     return " ".join(words)
 
 
