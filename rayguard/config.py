@@ -64,6 +64,7 @@ class Settings(BaseSettings):
     journal_max_bytes: int = Field(default=8 << 20, ge=4_096)
     journal_keep: int = Field(default=4, ge=1, le=1_000)
     catalog: Annotated[str, BeforeValidator(_absolute_each)] = ""
+    allow: str = ""  # what is refused as known to be answered wrongly, and wanted all the same: "one,two"
 
     @property
     def catalogs(self) -> tuple[Path, ...]:

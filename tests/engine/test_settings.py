@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayguard.engine.settings import DEFAULTS, SAFE_SETTINGS, EngineSettings
-from rayguard.engine.vllm.arguments import refuse_ray_executor
+from rayguard.engine.vllm.arguments import refuse_built
 from rayguard.errors import ConfigError
 from rayguard.recovery.ladder import Ladder
 
@@ -120,8 +120,8 @@ def test_an_engine_for_which_vllm_took_ray_is_ended_and_refused():
         engine_core=SimpleNamespace(shutdown=shutdown),
     )
     with pytest.raises(ConfigError, match="placement group"):
-        refuse_ray_executor(front)
+        refuse_built(front)
     assert ended == [0.0]
     front.vllm_config.parallel_config.distributed_executor_backend = "mp"
-    refuse_ray_executor(front)
+    refuse_built(front)
     assert ended == [0.0]

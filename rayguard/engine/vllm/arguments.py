@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from rayguard.engine.deadline import bounded
 from rayguard.engine.settings import refuse_ray_workers
+from rayguard.engine.vllm.door.meetings import refuse_settings
 from rayguard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,16 +38,19 @@ def check_arguments(kwargs: Mapping[str, object]) -> None:
     AsyncEngineArgs(**{k: v for k, v in kwargs.items() if k in known}).create_engine_config()
 
 
-def refuse_ray_executor(front: LLMEngine) -> None:
-    """End and refuse an engine for which vLLM itself chose workers that are Ray actors.
+def refuse_built(front: LLMEngine) -> None:
+    """End and refuse an engine that was built and must not serve.
 
     Raises:
-        ConfigError: It did.
+        ConfigError: vLLM itself chose workers that are Ray actors, or what it is built with is known to be
+            answered wrongly.
     """
     names = ("distributed_executor_backend", "data_parallel_backend")
-    parallel = getattr(front.vllm_config, "parallel_config", None)
+    config = getattr(front, "vllm_config", None)
+    parallel = getattr(config, "parallel_config", None)
     try:
         refuse_ray_workers({name: getattr(parallel, name, None) for name in names})
+        refuse_settings(config)
     except ConfigError:
         with contextlib.suppress(Exception):  # however that goes, it is refused
             bounded(lambda: front.engine_core.shutdown(timeout=0.0), _END_S)

@@ -110,14 +110,14 @@ class AsyncHealingClient(HealingClient):
             raise
 
     async def _add(self, request: EngineCoreRequest) -> None:
-        self._door.let_in(request, self.core)
+        self.door.let_in(request, self.core)
         sent, core = self._accepted(request), self.core
         if sent is None:
             return
         try:
             await core.add_request_async(sent)
         except Exception as error:  # its own fault; or a dead core, and the next one gets it with the others
-            refusal = self._door.own_fault(sent, core)
+            refusal = self.door.own_fault(sent, core)
             if refusal is not None:
                 raise refusal from error
             await self._healed(error, core)

@@ -86,8 +86,8 @@ class HealingClient(CoreCalls):
         self.kept = EngineCondition()  # of its owner's making, also of the cores to come
         self.weight_version = ""  # of the engine now, for what was begun elsewhere
         self._report = report
-        self._door = RequestDoor()
         self._requests: dict[str, EngineCoreRequest] = {}
+        self.door = RequestDoor(self._requests)
         self._held: deque[str] = deque()  # suspects that wait for their turn
         self._suspect: str | None = None
         # Held while a request is booked and while a new core takes over: a request is either in the book
@@ -108,6 +108,7 @@ class HealingClient(CoreCalls):
         return noting(name, found, self._note) if name.removesuffix("_async") in NOTED else found
 
     def _note(self, call: Call, answer: object) -> None:
+        self.door.meetings.noted(call, answer)
         self.kept = self.kept.after(call, answer)
 
     def progress(self) -> Progress:
@@ -282,7 +283,7 @@ class HealingClient(CoreCalls):
 
     def _end_unsent(self, request: EngineCoreRequest, core: EngineCoreClient) -> bool:
         """End a request that ``core`` cannot be sent by its own error; False where that is not why."""
-        if refusal := self._door.own_fault(request, core):
+        if refusal := self.door.own_fault(request, core):
             self._end(request.request_id, "ERROR", str(refusal))
         return refusal is not None
 

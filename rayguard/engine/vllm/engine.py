@@ -16,7 +16,7 @@ from typing_extensions import override
 from rayguard.engine.deadline import bounded
 from rayguard.engine.protocol import SERVING, Carried, Engine, EngineProcess, Progress, Standing
 from rayguard.engine.vllm import built_with, client_teardown, weight_push
-from rayguard.engine.vllm.arguments import refuse_ray_executor
+from rayguard.engine.vllm.arguments import refuse_built
 from rayguard.engine.vllm.async_client import AsyncHealingClient, run_on
 from rayguard.engine.vllm.core_activity import CoreActivity
 from rayguard.engine.vllm.core_processes import exits_of, processes_of
@@ -69,7 +69,7 @@ class VllmEngine(Engine):
         self._is_async = not (hasattr(built, "llm_engine") or hasattr(built, "step"))  # of an ``LLMEngine``
         self._own = built.llm_engine if hasattr(built, "llm_engine") else built
         self.core: EngineCoreClient = self._own.engine_core
-        refuse_ray_executor(self._own)
+        refuse_built(self._own)
         send_one_at_a_time(type(self.core))
         self._activity = CoreActivity(self.core)
         self._version = ""  # of the weights that were pushed last
@@ -185,9 +185,8 @@ class VllmEngine(Engine):
     def push(self, weights: Weights, *, deadline_s: float) -> Sequence[WeightReceipt]:
         # Large ones go through shared memory: three times faster than through the engine's sockets.
         client = self.client if self._serves() else None
-        touched = contextlib.nullcontext() if client is None else client.own_calls.pushing()
         with (
-            touched,
+            contextlib.nullcontext() if client is None else client.own_calls.pushing(),
             weight_push.told(weights, deadline_s),
             sendable(weights, limit_bytes=_SENT_AS_BYTES) as sent,
         ):
@@ -195,6 +194,7 @@ class VllmEngine(Engine):
         self._version = weights.version
         if client is not None:
             client.weight_version = weights.version
+            client.door.meetings.cache_dropped()
         return weight_push.receipts(answers)
 
     @override

@@ -150,7 +150,7 @@ class SyncHealingClient(HealingClient):
             raise
 
     def _add(self, request: EngineCoreRequest) -> None:
-        self._door.let_in(request, self.core)
+        self.door.let_in(request, self.core)
         with self._asking, self._taking_over:
             self._refuse_a_second(request.request_id)
             if not self._requests:
@@ -163,7 +163,7 @@ class SyncHealingClient(HealingClient):
         try:
             core.add_request(sent)
         except Exception as error:  # its own fault; or a dead core, and the next one gets it with the others
-            refusal = self._door.own_fault(sent, core)
+            refusal = self.door.own_fault(sent, core)
             if refusal is not None:
                 raise refusal from error
             self._report(error, core).result(self.patience_s)

@@ -20,7 +20,8 @@ from rayguard.errors import RequestError
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
 
 
-def request(name="a", prompt=(1, 2, 3), **options):
+def request(name="a", prompt=(1, 2, 3), embeds=None, **options):
+    import torch
     from vllm import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
@@ -38,6 +39,7 @@ def request(name="a", prompt=(1, 2, 3), **options):
         lora_request=None,
         cache_salt=None,
         data_parallel_rank=None,
+        prompt_embeds=None if embeds is None else torch.full((3, 4), embeds),
     )
 
 
@@ -120,7 +122,11 @@ UNSENDABLE = [
     ("max_tokens", {"max_tokens": 2**64}),
     ("logit_bias", {"logit_bias": {"7": 1.0}}),
     ("logit_bias", {"logit_bias": {7: float("nan")}}),
+    ("logit_bias", {"logit_bias": {7: float("inf")}}),
     ("temperature", {"temperature": float("nan")}),
+    ("top_p", {"top_p": float("inf")}),
+    ("prompt_embeds", {"embeds": float("nan")}),
+    ("prompt_embeds", {"embeds": float("-inf")}),
     ("extra_args", {"extra_args": {"f": lambda: 1}}),
     ("extra_args", {"extra_args": {"f": deep()}}),
     ("extra_args", {"extra_args": {(1, 2): 3}}),
@@ -176,9 +182,11 @@ def test_what_bare_vllm_takes_goes_through():
         {"extra_args": {"a": {1, 2}, "b": (1, None), "c": float("nan")}},
         {"prompt_logprob_token_ids": np.zeros((300, 2), dtype=np.int64)},
         {"seed": 2**63},
+        {"embeds": 1.0},
     ):
         assert RequestDoor().refusal(request(**options), core) is None, options
     assert RequestDoor().refusal(request(), SimpleNamespace()) is None, "nothing is encoded in one process"
+    assert RequestDoor().refusal(request(embeds=float("nan")), SimpleNamespace()) is not None
 
 
 def test_in_a_vllm_that_is_not_known_the_door_stands_open(monkeypatch):

@@ -28,6 +28,7 @@ def start(tmp_path_factory, patch, kind):
         kind,
         worker_extension_cls="tests.engine.dying.Dying",
         scheduler_cls="tests.engine.vllm.poisoned.PoisonedScheduler",
+        enable_prompt_embeds=True,
     )
     often = RestartBudget(max_restarts=50, within_s=3600.0)  # the faults are ours, not the engine's
     owner.start_engine(policy=GuardPolicy(engine_budget=often))
@@ -94,8 +95,8 @@ def sampled(**more):
     return greedy(**{"temperature": 1.0, "max_tokens": 4, **more})
 
 
-def asking(params):
-    return lambda engine: collect(engine, PROMPTS[:1], params, f"x{next(_ids)}")
+def asking(params, prompt=PROMPTS[0]):
+    return lambda engine: collect(engine, [prompt], params, f"x{next(_ids)}")
 
 
 def test_a_request_that_cannot_be_sent_is_refused_and_nothing_else(beside):
@@ -112,6 +113,42 @@ def test_a_request_that_cannot_be_sent_is_refused_and_nothing_else(beside):
         assert told_of == []
     frontend = beside.owner.with_engine(state_of)
     assert beside.loop.run_until_complete(frontend) == (0, ())
+
+
+def test_what_would_be_answered_wrongly_is_refused_and_spoils_nobody(beside):
+    """By name: NaN, no token that may be said, log-probabilities and penalties that take what is others'."""
+    import torch
+
+    embeds = torch.zeros(20, 64)
+    spoiled = embeds.index_put((torch.tensor(3), torch.tensor(5)), torch.tensor(float("nan")))
+    by_token, plain = sampled(logprob_token_ids=[5, 6]), sampled(repetition_penalty=1.0)
+    for use, said in (
+        (asking(plain, {"prompt_embeds": spoiled}), "prompt_embeds is not finite (nan at [3, 5])"),
+        (asking(sampled(), {"prompt_embeds": embeds}), "repetition_penalty=1.3 counts the tokens"),
+        (asking(sampled(allowed_token_ids=[7], stop_token_ids=[7], min_tokens=2)), "no token is left"),
+        (asking_each(sampled(logprobs=1, max_tokens=100), by_token), "must not meet in one batch"),
+    ):
+        error, told_of = beside.do(use)
+        assert type(error).__name__ == "VLLMValidationError", error
+        assert said in str(error)
+        assert told_of == []
+    assert beside.loop.run_until_complete(beside.owner.with_engine(state_of)) == (0, ())
+    (scored,), _ = beside.do(asking(by_token))
+    assert all({5, 6} <= set(position) for position in scored.outputs[0].logprobs)
+    (answer,), told_of = beside.do(asking(plain, {"prompt_embeds": embeds}))
+    assert len(answer.outputs[0].token_ids) == 4
+    assert told_of == []
+
+
+def asking_each(*params):
+    """Ask one after the other, all of them at once; the answer is what the first that is refused raises."""
+
+    async def use(engine):
+        asked = [asyncio.ensure_future(asking(one)(engine)) for one in params]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        return next((one for one in outcomes if isinstance(one, Exception)), outcomes)
+
+    return use
 
 
 async def state_of(engine):

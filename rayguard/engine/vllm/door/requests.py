@@ -1,53 +1,58 @@
-"""Requests at the door of a core: what cannot be sent to it, or not be read there, is refused.
+"""Requests at the door of a core: what cannot be sent to it, not be read there, or spoils others, is refused.
 
 vLLM's frontend checks values, not whether it can encode them; and what the core's input thread cannot decode
 ends that thread, and with it the engine. So each request is encoded and decoded here, with vLLM's own encoder
 and decoder, before anything is booked for it: 8 µs, and 0.4 ms with a prompt of 8,000 tokens. Images and
-embeddings are left out: they may be large, and are made by vLLM itself.
+embeddings are left out: they may be large, and are made by vLLM itself; their numbers are looked at in
+``finite``.
 
-Option names and types of a pool's requests are checked before: ``rayguard.engine.vllm.request_checks``.
+Option names and types of a pool's requests are checked before: ``rayguard.engine.vllm.request_checks``. What
+makes the installed vLLM answer wrongly is in ``known_wrong``.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import reprlib
 import threading
 from typing import TYPE_CHECKING
 
+from rayguard.engine.vllm.door.meetings import Meetings
 from rayguard.engine.vllm.inflight import name_of
 from rayguard.errors import RequestError
 from rayguard.harmless import harmless
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
-    from rayguard.engine.vllm.interfaces import EngineCoreClient, EngineCoreRequest, SamplingParams
+    from rayguard.engine.vllm.interfaces import EngineCoreClient, EngineCoreRequest
 
 _HEAVY = ("mm_features", "prompt_embeds")
 _SAYS_NOTHING = {"request_id": "", "arrival_time": 0.0}  # all else may be None
 
 
 class RequestDoor:
-    """Says which requests a core cannot be sent. For all threads."""
+    """Says which requests a core cannot be sent, or must not be. For all threads.
 
-    def __init__(self) -> None:
+    ``inside``: the ids of the requests that the core has.
+    """
+
+    def __init__(self, inside: Collection[str] = ()) -> None:
+        self.meetings = Meetings(inside)
         self._there_and_back: Callable[[object], None] | None = None
         self._lock = threading.Lock()  # vLLM's encoder is for one thread
 
     def refusal(self, request: EngineCoreRequest, core: EngineCoreClient) -> Exception | None:
-        """Return the error of a request that ``core`` cannot be sent; None of one that it can."""
-        if getattr(core, "encoder", None) is None:
-            return None  # it runs in this process: nothing is encoded
-        sent = copy.copy(request)
-        for name in _HEAVY:
-            setattr(sent, name, None)
-        failed = self._fails(sent)
-        if failed is not None:
-            return refused(request, self._field(sent) or f"it cannot be sent to the engine: {failed}")
-        name = _not_a_number(request.sampling_params)
-        return refused(request, f"{name} is not a number (NaN)") if name else None
+        """Return the error of a request that ``core`` cannot or must not be sent; None of one that it may."""
+        if getattr(core, "encoder", None) is not None:  # else it runs in this process: nothing is encoded
+            sent = copy.copy(request)
+            for name in _HEAVY:
+                setattr(sent, name, None)
+            failed = self._fails(sent)
+            if failed is not None:
+                return refused(request, self._field(sent) or f"it cannot be sent to the engine: {failed}")
+        reason = self.meetings.refusal(request, core)
+        return refused(request, reason) if reason else None
 
     def let_in(self, request: EngineCoreRequest, core: EngineCoreClient) -> None:
         """Do nothing to a request that ``core`` can be sent.
@@ -138,13 +143,3 @@ def _blank(request: EngineCoreRequest) -> EngineCoreRequest:
 
 def _names(struct: object) -> tuple[str, ...]:
     return tuple(getattr(struct, "__struct_fields__", ()))
-
-
-def _not_a_number(params: SamplingParams | None) -> str:
-    """Return the option that holds a NaN, which passes each comparison that refuses other values."""
-    for name in _names(params):
-        value = getattr(params, name)
-        numbers = value.values() if name == "logit_bias" and value else (value,)
-        if any(isinstance(number, float) and math.isnan(number) for number in numbers):
-            return name
-    return ""

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("rayguard")
 _ADAPTERS = frozenset({"add_lora", "remove_lora", "pin_lora"})
 _STOPS = frozenset({"pause_scheduler", "sleep", "release_kv_cache_memory"})
-NOTED = _ADAPTERS | _STOPS | {"resume_scheduler", "wake_up"}
+_CHANGES_NOTHING = "reset_prefix_cache"  # it is noted by others
+NOTED = _ADAPTERS | _STOPS | {"resume_scheduler", "wake_up", _CHANGES_NOTHING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ class EngineCondition:
 
     def after(self, call: Call, answer: object) -> EngineCondition:
         """Return the state after ``call``, which the engine answered with ``answer``."""
+        if call.name == _CHANGES_NOTHING:
+            return self
         if call.name in _ADAPTERS:
             return replace(self, adapters=tuple(self._adapters_after(call)))
         if call.name == "wake_up":

@@ -91,6 +91,7 @@ def question_for(config: VllmConfig, answer: AuditedAnswer, *, logprobs: bool) -
     asked: dict[str, object] = {
         "max_tokens": len(answer.tokens),
         "logprobs": None if not logprobs else LIKELY if most == -1 else min(LIKELY, most),
+        "logprob_token_ids": None,  # which would spoil those of others
         "prompt_logprobs": None,
         "skip_reading_prefix_cache": True,
     }

@@ -68,7 +68,7 @@ def ask(
     deadline_s: float,
     run: Callable[[Coroutine[object, object, None], float], None] | None,
 ) -> Canary | None:
-    """Ask ``core`` and return its answer; None where it had no time for it.
+    """Ask ``core`` and return its answer; None where it had no time for it, or would be told wrongly.
 
     ``client`` is None where nobody reads from that core yet. ``run`` runs a coroutine on the loop of an
     ``AsyncLLM`` for so many seconds; None under an ``LLM``.
@@ -76,6 +76,8 @@ def ask(
     Raises:
         TimeoutError: The deadline passed.
     """
+    if client is not None and client.door.meetings.would_spoil(question.request):
+        return None
     if run is not None:
         run(ask_on_loop(core, front, client, question, deadline_s), deadline_s + _IN_TIME_S)
     elif isinstance(client, SyncHealingClient):
