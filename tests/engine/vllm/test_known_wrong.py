@@ -141,14 +141,14 @@ def test_log_probabilities_by_token_do_not_meet_those_of_the_likeliest(engine):
     assert engine.asks(request("sampled", logprobs=0)) == ""
     said = engine.asks(request("by token", logprobs=2, logprob_token_ids=[5, 6]))
     assert "pull/51789" in said
-    assert "beside request 'likeliest'" in said
+    assert "the other one is request 'likeliest'" in said
     assert "RAYGUARD_ALLOW=logprob_token_ids" in said
     engine.inside.remove("likeliest")
     assert engine.asks(request("by token", logprob_token_ids=[5, 6])) == ""
     assert not engine.meetings.would_spoil(request()), "it asks for none"
     engine.meetings.noted(Call(name="reset_prefix_cache"), True)
     assert engine.meetings.would_spoil(request(logprobs=3)), "they meet in a batch, not in the cache"
-    assert "beside request 'by token'" in engine.asks(request("again", logprobs=1))
+    assert "the other one is request 'by token'" in engine.asks(request("again", logprobs=1))
     assert engine.asks(request("sampled again", logprobs=0)) == "", "it loses nothing"
     assert engine.asks(request("more", logprob_token_ids=[7])) == ""
     engine.inside.clear()
@@ -349,6 +349,18 @@ def test_who_wants_it_all_the_same_says_so_by_name(engine, monkeypatch):
     assert Settings().allow == "everything"
     with pytest.raises(ConfigError, match=r"names everything; known are adapter_files, .*no_token_left"):
         refuse_settings(None)
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_an_engine_is_known_by_its_settings(monkeypatch, in_process):
+    """Also one whose core runs in the very process of its frontend, where the client keeps none."""
+    monkeypatch.setattr(
+        meetings, "traits_of", lambda config: TRAITS if config == "settings" else EngineTraits()
+    )
+    core = SimpleNamespace(vllm_config="settings")
+    asked = request(allowed_token_ids=[5], logit_bias={5: -math.inf})
+    assert Meetings().refusal(asked, SimpleNamespace(engine_core=core) if in_process else core) != ""
+    assert Meetings().refusal(asked, SimpleNamespace()) == "", "of which nothing is known"
 
 
 def test_each_entry_has_a_thread_and_a_way_out():

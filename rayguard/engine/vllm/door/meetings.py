@@ -153,7 +153,8 @@ class Meetings:
 
     def _begin(self, core: object) -> None:
         """Another core has an empty cache, and adapters from the files of now."""
-        self._core, self._engine = core, traits_of(getattr(core, "vllm_config", None))
+        holder = getattr(core, "engine_core", core)  # of a core that runs in this process
+        self._core, self._engine = core, traits_of(getattr(holder, "vllm_config", None))
         self._loaded.clear()
         self.cache_dropped(self._inside)
 
@@ -189,7 +190,7 @@ class Meetings:
         if other is None:
             claims.add(claim[1], request.request_id, self._inside)
             return ""
-        return f"{entry.what} (beside request {other!r})"
+        return f"{entry.what} (the other one is request {other!r})"
 
     def _stamp(self, adapter: Any) -> Hashable:
         """Return when the files of ``adapter`` were written that the engine has; None without such files."""
