@@ -154,6 +154,11 @@ class StandbyRollout(Rollout):
     """A second engine waits."""
 
 
+@rayguard.guard(policy=rayguard.GuardPolicy(standby="engine", audit=0.05))
+class WatchedRollout(Rollout):
+    """With all on that looks for what is wrong, as users would have it."""
+
+
 @rayguard.guard(policy=guard_policy("process"))
 class AdapterRollout(Rollout):
     """Its engine takes LoRA adapters."""

@@ -67,7 +67,7 @@ class Run:
         self.tell(f"starting {engines} engines: {place.value}")
         # Engines of ranks or with adapters add up in another order: their answers are their own.
         oracle = self.oracle if place.weights_come else Oracle(catalog())
-        with stage.a_pool(self.folder, engines, place) as pool:
+        with stage.a_pool(self.folder, engines, rollouts.ROLLOUTS[place]) as pool:
             observer = Observer(pool)
             arena = Arena(pool, observer, oracle, self.source, self.folder, place=place)
             self.segments.append(arena.rest.segments)

@@ -1,7 +1,8 @@
 """A pool that is never without work, with all on that could be mistaken, and no fault: ``--saturate MINUTES``.
 
-Each engine has a standby, is watched for hangs, and is given new weights every half minute, after which it
-answers canaries. Whatever is then restarted, or told as an incident, is a false alarm.
+Each engine has a standby, is watched for hangs, answers some requests once more (the audit), and is given new
+weights every half minute, after which it answers canaries. Whatever is restarted, or told as an incident, is a
+false alarm.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from rayguard.recovery.journal import Journal
 from tests.benchmarks.trials import rollouts, stage
 from tests.benchmarks.trials.batch import ANSWER_S
 from tests.benchmarks.trials.oracle import GREEDY, SEEDED
-from tests.benchmarks.trials.plan import Place, Size
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.benchmarks.trials.plan import Size
 
 PUSH_S = 30.0
 BATCH = 200  # prompts at once: more than the engines run
@@ -33,7 +35,7 @@ def saturated(folder: Path, size: Size, minutes: float) -> tuple[dict[str, Any],
     with stage.own_ray(folder):
         ray.get(stage.build_models.remote(str(folder)), timeout=stage.START_S)
         source = ray.remote(num_cpus=0)(stage.Source).options(name=rollouts.SOURCE).remote(str(folder))
-        with stage.a_pool(folder, size.engines, Place.STANDBY) as pool:
+        with stage.a_pool(folder, size.engines, rollouts.WatchedRollout) as pool:
             before = _actors(pool)
             done = _asked(pool, source, minutes)
             states = [ray.get(h.engine_status.remote(), timeout=60) for h in pool.handles.values()]

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 import rayguard
-from tests.benchmarks.trials.rollouts import RANK, ROLLOUTS, WEIGHTS, adapters, engine_args, engine_of
+from tests.benchmarks.trials.rollouts import RANK, WEIGHTS, adapters, engine_args, engine_of
 from tests.engine.real import ENVIRONMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.benchmarks.trials.plan import Place
+    from tests.benchmarks.trials.rollouts import Rollout
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 START_S = 900.0
@@ -162,11 +162,11 @@ def home(folder: Path) -> Path:
 
 
 @contextmanager
-def a_pool(folder: Path, engines: int, place: Place) -> Iterator[rayguard.RolloutPool]:
+def a_pool(folder: Path, engines: int, kind: type[Rollout]) -> Iterator[rayguard.RolloutPool]:
     """Make a pool and end it; returns when all engines serve."""
     policy = rayguard.PoolPolicy(progress=False)
     with rayguard.RolloutPool(
-        ROLLOUTS[place], str(folder), engines=engines, options={"num_cpus": 0}, policy=policy
+        kind, str(folder), engines=engines, options={"num_cpus": 0}, policy=policy
     ) as pool:
         pool.wait_ready(timeout_s=START_S)
         yield pool
