@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rayguard.faults.counsel import NO_FAILURE, counsels
 from rayguard.faults.diagnosis import Scope
 from rayguard.faults.kinds import kinds
 from rayguard.faults.quote import sentence
@@ -41,6 +42,13 @@ are left when something else went wrong. Look for the first exception of the pro
 """
 
 
+_NO_FAILURE = (
+    "Nothing in the text failed: `rayguard diagnose` then says what was said last and ends with exit code 4 "
+    "(3 is a failure that it does not know). Where the job is gone all the same, ask its exit code, `dmesg -T` "
+    "and the scheduler."
+)
+
+
 def handbook(catalog: Catalog) -> str:
     """Return the page, as Markdown."""
     return "\n".join([_HEAD, *_contents(catalog), "", *_chapters(catalog)])
@@ -72,6 +80,22 @@ def _chapters(catalog: Catalog) -> Iterator[str]:
         yield f"## {kind.value}\n\n{text.says} {text.do}\n"
         for signature in sorted(signatures, key=lambda one: one.tier):
             yield from _entry(signature)
+        yield from _causes_below({kind.value, *(signature.id for signature in signatures)})
+    yield f"## no failure seen\n\n{_NO_FAILURE}\n"
+    yield from _causes_below({NO_FAILURE})
+
+
+def _causes_below(verdicts: set[str]) -> Iterator[str]:
+    """Yield what is advised where a text tells the cause below one of ``verdicts``."""
+    told = counsels()
+    rules = [rule for rule in told.rules if not verdicts.isdisjoint(rule.of)]
+    if rules:
+        yield "### Where the text tells the cause below it\n"
+    for rule in rules:
+        cause = f"{_sentence(rule.cause)} " if rule.cause else ""
+        yield f"- {cause}**Do:** {_sentence(told.plainly(rule))}"
+    if rules:
+        yield ""
 
 
 def _entry(signature: Signature) -> Iterator[str]:

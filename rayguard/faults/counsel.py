@@ -112,6 +112,10 @@ class Counsels:
             cause = _caused(verdict.cause, rule.cause, witness)
         return replace(verdict, cause=cause, advice=self._in_the_words_of(framework, advice))
 
+    def plainly(self, rule: Counsel) -> str:
+        """Return the advice of ``rule`` for a page: in no framework's words."""
+        return self._filled(rule.advice, "", "", self.scene())
+
     def _marks(self) -> Mapping[str, tuple[str, ...]]:
         return {name: one.marks for name, one in self.words.frameworks.items()}
 

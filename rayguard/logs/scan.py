@@ -36,7 +36,17 @@ _MAX_ANCHOR = 200
 _CUT = " … ".encode()
 
 # What `rayguard.logs.witnesses` takes for a fact without knowing a signature.
-_GENERAL = (b"Traceback (most recent call last)", b'File "', b"Error", b"Exception", b"Timeout", b"Interrupt")
+_GENERAL = (
+    b"Traceback (most recent call last)",
+    b'File "',
+    b"Error",
+    b"Exception",
+    b"Timeout",
+    b"Interrupt",
+    b"ERROR",
+    b"FATAL",
+    b"CRITICAL",
+)
 
 
 class Numbered(NamedTuple):
