@@ -42,11 +42,10 @@ are left when something else went wrong. Look for the first exception of the pro
 """
 
 
-_NO_FAILURE = (
-    "Nothing in the text failed: `rayguard diagnose` then says what was said last and ends with exit code 4 "
-    "(3 is a failure that it does not know). Where the job is gone all the same, ask its exit code, `dmesg -T` "
-    "and the scheduler."
-)
+_NO_FAILURE = """\
+Nothing in the text failed: `rayguard diagnose` then says what was said last and ends with exit code 4
+(3 is a failure that it does not know). Where the job is gone all the same, ask its exit code, `dmesg -T`
+and the scheduler."""
 
 
 def handbook(catalog: Catalog) -> str:

@@ -257,7 +257,7 @@ def test_help_teaches():
     """With examples and the exit codes."""
     shown = run("diagnose", "--help").stdout
     assert "rayguard diagnose train.log" in shown
-    assert "Exit code: 0 found, 3 a failure that is unknown, 4 no failure seen, 2 bad usage." in shown
+    assert "Exit code: 0 found, 3 unknown, 4 no failure seen, 2 bad usage." in shown
     assert "rayguard catalog show" in run("catalog", "--help").stdout
 
 

@@ -61,7 +61,7 @@ def diagnose(
 
     Where a text says only that a Ray worker died, its own file of the session is read too, if it lies here.
 
-    Exit code: 0 found, 3 a failure that is unknown, 4 no failure seen, 2 bad usage.
+    Exit code: 0 found, 3 unknown, 4 no failure seen, 2 bad usage.
     """
     _write_anything()
     if jsonl is not None:
