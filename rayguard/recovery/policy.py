@@ -63,10 +63,10 @@ class GuardPolicy:
     engines with the same weights (other safe settings, batches, GPUs). After each push, an engine that can
     answer cheaply generates eight tokens, and serves only if they agree with what was answered before with
     these weights. None: no such canaries.
-    ``audit``: share of the greedy requests (temperature 0) that an engine answers once more when it has
-    time, past its prefix cache; 0.01 is one of a hundred. Another answer, where no two tokens were as likely
-    within ``canary_tolerance``, is an incident, and the engine is replaced. It costs that share of the
-    generation; with an ``LLM``, callers wait meanwhile. 0: none.
+    ``audit``: share of the greedy requests (temperature 0) that an engine answers once more, past its prefix
+    cache; 0.01 is one of a hundred. Another answer, where no two tokens were as likely within
+    ``canary_tolerance``, is an incident, and the engine is replaced. It costs an ``AsyncLLM`` that share of
+    its generation; an ``LLM`` is asked only while nobody else does, and gives way to who comes. 0: none.
     ``snapshot``: how often the state of an actor that can say it is kept; by default after each call.
     ``memory``: when memory counts as short and what may be done about it; None: it is not watched. By default
     no process is recycled for it (``MemoryPolicy(recycle=...)``).

@@ -174,12 +174,14 @@ class AsyncHealingClient(HealingClient):
                 await self._hand_over(following, core)
 
     async def ask(self, question: CanaryQuestion, deadline_s: float, *, room: int) -> None:
-        """Let the core answer beside what runs; not where ``room`` requests do: it would wait behind others.
+        """Let the core answer beside what runs.
+
+        Not where ``room`` requests do, as it would wait behind others; one that gives way to them may wait.
 
         Raises:
             TimeoutError: The deadline passed.
         """
-        if len(self._requests) >= room:
+        if len(self._requests) >= room and not question.gives_way:
             return
         core = self.core
         self.questions = (*self.questions, question)

@@ -15,7 +15,7 @@ from rayguard.engine.vllm.questions.canary_answer import CanaryQuestion, read
 from rayguard.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rayguard.engine.protocol import Carried, Report, Verdicts
     from rayguard.engine.vllm.interfaces import (
@@ -56,6 +56,7 @@ class SyncHealingClient(HealingClient):
     ) -> None:
         super().__init__(core, processor, report, patience_s)
         self._asking = threading.Lock()  # held while a question of ours is answered: only then we read
+        self._coming = 0  # callers that wait for that
         self._reading: threading.Thread | None = None  # the one that waits for outputs now
         self._added: dict[str, threading.Thread] = {}  # request id -> who added it
 
@@ -65,7 +66,7 @@ class SyncHealingClient(HealingClient):
             with self._taking_over:
                 core, busy = self.core, bool(self._requests)
             if not busy:
-                read(core, question, deadline_s)
+                read(core, question, deadline_s, lambda: question.gives_way and self._coming > 0)
 
     def _refuse_a_second(self, *coming: str) -> None:
         """Only where both are inside: an ``LLM`` returns whatever ends meanwhile, also somebody else's."""
@@ -151,7 +152,7 @@ class SyncHealingClient(HealingClient):
 
     def _add(self, request: EngineCoreRequest) -> None:
         self._door.let_in(request, self.core)
-        with self._asking, self._taking_over:
+        with self._comes(), self._asking, self._taking_over:
             self._refuse_a_second(request.request_id)
             if not self._requests:
                 self._added.clear()
@@ -167,6 +168,15 @@ class SyncHealingClient(HealingClient):
             if refusal is not None:
                 raise refusal from error
             self._report(error, core).result(self.patience_s)
+
+    @contextlib.contextmanager
+    def _comes(self) -> Iterator[None]:
+        """Ask a question of ours to give way. Of callers one at a time is inside: others are refused."""
+        self._coming += 1
+        try:
+            yield
+        finally:
+            self._coming -= 1
 
     def _call(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 
 from rayguard.engine.protocol import Verdicts
 from rayguard.engine.vllm.async_client import AsyncHealingClient
+from rayguard.engine.vllm.questions.canary_answer import CanaryQuestion
 from rayguard.engine.vllm.sync_client import SyncHealingClient, send_one_at_a_time
 from rayguard.errors import ConfigError
 
@@ -163,6 +165,22 @@ def test_a_second_thread_inside_an_llm_is_refused_and_leaves_nothing_behind():
     client.add_request(request("c"))  # one after the other is right, from whichever thread
     client.get_output()
     assert core.sent == ["a", "c"]
+
+
+def test_a_question_that_gives_way_is_put_down_when_a_caller_comes():
+    """Callers of an LLM do not wait for an audit; for a canary's few tokens they do."""
+    core = SyncCore()
+    core.outputs_queue = queue.Queue()  # from which nothing comes
+    client = sync_client(core)
+    question = CanaryQuestion(request("ours"), gives_way=True)
+    asking = threading.Thread(target=client.ask, args=(question, 60.0))
+    asking.start()
+    while "ours" not in core.sent:
+        threading.Event().wait(0.01)
+    client.add_request(request("a"))
+    asking.join(30)
+    assert (core.sent, core.aborted) == (["ours", "a"], ["ours"])
+    assert question.answer() is None
 
 
 def test_what_an_exception_cut_in_the_midst_is_aborted():

@@ -99,4 +99,4 @@ def question_for(config: VllmConfig, answer: AuditedAnswer, *, logprobs: bool) -
     for name, value in asked.items():
         setattr(params, name, value)
     request.request_id = f"rayguard-audit-{uuid.uuid4().hex}"
-    return CanaryQuestion(request)
+    return CanaryQuestion(request, gives_way=True)

@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING
 from rayguard.engine.weights.canary import LIKELY, Canary, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from rayguard.engine.vllm.interfaces import EngineCoreClient, EngineCoreOutputs, EngineCoreRequest
 
 _WHOLE = frozenset({"LENGTH", "STOP"})
+_LOOK_S = 0.05  # at whether it is still wanted
 
 
 class CanaryQuestion:
     """One question on its way. For one thread, or one event loop."""
 
-    def __init__(self, request: EngineCoreRequest) -> None:
+    def __init__(self, request: EngineCoreRequest, *, gives_way: bool = False) -> None:
         self.request = request
+        self.gives_way = gives_way  # to callers, where they would wait for it
         self.id = request.request_id
         self.ended = asyncio.Event()  # waited for by loops alone
         self._positions: list[Position] = []
@@ -67,8 +69,13 @@ class CanaryQuestion:
         return Canary(error=self._stop_reason or "it gives no reason") if self._reason == "ERROR" else None
 
 
-def read(core: EngineCoreClient, question: CanaryQuestion, deadline_s: float) -> None:
-    """Let ``core`` answer, from which nobody else reads meanwhile.
+def read(
+    core: EngineCoreClient,
+    question: CanaryQuestion,
+    deadline_s: float,
+    unwanted: Callable[[], bool] = lambda: False,
+) -> None:
+    """Let ``core`` answer, from which nobody else reads meanwhile; until it is ``unwanted``.
 
     Raises:
         TimeoutError: The deadline passed.
@@ -77,11 +84,13 @@ def read(core: EngineCoreClient, question: CanaryQuestion, deadline_s: float) ->
     core.add_request(question.request)
     while not question.ended.is_set():
         left_s = until - time.monotonic()
-        if left_s <= 0:
+        if left_s <= 0 or unwanted():
             core.abort_requests([question.id])
-            raise TimeoutError(f"no canary within {deadline_s:.0f} s")
+            if left_s > 0:
+                return
+            raise TimeoutError(f"no answer within {deadline_s:.0f} s")
         with contextlib.suppress(queue.Empty):
-            question.take(_next(core, left_s))
+            question.take(_next(core, min(left_s, _LOOK_S)))
 
 
 def _next(core: EngineCoreClient, left_s: float) -> EngineCoreOutputs:
