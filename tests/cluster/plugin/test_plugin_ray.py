@@ -15,6 +15,7 @@ from rayguard.cluster.plugin.worker_hook import DRIVER_HOOK, HOOK, PLUGIN, PREPA
 from rayguard.errors import ConfigError
 from rayguard.recovery.incident import Outcome, incident_of
 from rayguard.recovery.journal import Journal
+from rayguard.recovery.status import read_pages
 
 pytestmark = pytest.mark.ray
 
@@ -306,6 +307,21 @@ def test_a_killed_watched_actor_has_one_incident_in_its_next_life(job, home):
     os.kill(second, signal.SIGKILL)
     with pytest.raises(ray.exceptions.ActorDiedError):  # no restart that the user did not want
         ray.get(actor.add.remote())
+
+
+def test_pages_say_who_is_watched_and_who_is_guarded(job, home):
+    """They are two words: of the watched one nothing is repaired."""
+    import ray
+
+    actors = [remote("Work").remote(), remote("Healing").remote()]
+    pids = ray.get([actor.pid.remote() for actor in actors])
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        found = {page.pid: page.who.watched for page in read_pages(home)}
+        if [found.get(pid) for pid in pids] == [True, False]:
+            break
+        threading.Event().wait(0.2)
+    assert [found.get(pid) for pid in pids] == [True, False]
 
 
 def test_a_named_class_heals(job, home, tmp_path):

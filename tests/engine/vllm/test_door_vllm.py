@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 
 import pytest
 
 from examples.grpo.model import build
 from rayguard import EngineCallError, GuardPolicy, RestartBudget
+from rayguard.engine.vllm.argument_names import written_names
+from rayguard.engine.vllm.arguments import accepted_arguments
 from rayguard.engine.vllm.door import calls
 from rayguard.recovery.incident import Outcome, incident_of
 from tests.engine.real import ENVIRONMENT, PROMPTS, Owner, collect, incidents, told
@@ -230,3 +233,14 @@ def test_an_llm_refuses_replaces_and_goes_on(tmp_path_factory, prefork):
     finally:
         owner.stop_engine()
         patch.undo()
+
+
+def test_the_names_that_are_read_are_those_that_vllm_takes():
+    """From its source before it is imported, and from itself."""
+    from vllm import LLM
+
+    assert accepted_arguments() <= (written_names() or frozenset())
+    taken = inspect.signature(LLM.__init__).parameters.values()
+    by_name = {one.name for one in taken if one.kind is not one.VAR_KEYWORD} - {"self"}
+    assert by_name <= (written_names() or frozenset())
+    assert written_names() == accepted_arguments() | by_name
