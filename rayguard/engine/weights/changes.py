@@ -49,6 +49,7 @@ class WeightChanges:
     watched: bool = False  # nothing else says what the weights are: each change counts
     changed: bool = False  # some engine of this slot was changed so; that is never taken back
     refusal: str = ""  # why the engine may not answer
+    said: str = ""  # version that ``weights=`` said it pushed; no longer after another change
     tell: Callable[[], object] = field(
         default=lambda: None
     )  # after the first change: keep it beyond the process
@@ -108,7 +109,10 @@ class WeightChanges:
 
         ``differ`` says whether the weights are others than before it; None where nobody looked or could.
         """
-        if not self.watched or method in READING:
+        if method in READING:
+            return
+        self.said = ""
+        if not self.watched:
             return
         if differ is None:
             differ = self._changes(method) or not self._methods

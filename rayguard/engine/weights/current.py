@@ -61,8 +61,8 @@ class CurrentWeights:
 
     @property
     def version(self) -> str:
-        """What the engine that serves has."""
-        return self.proof.version
+        """What the engine that serves has; empty where that is unknown."""
+        return self.changes.said if self._replay and self.proof.version else self.proof.version
 
     @property
     def refused(self) -> bool:
@@ -238,7 +238,8 @@ class CurrentWeights:
             why = f"start_engine(weights=...) failed to push into an engine: {type(error).__name__}: {error}"
             self._refuse("", why)
             raise WeightSourceError(why) from error
-        self._enter(engine, Proof(version if isinstance(version, str) else ""))
+        self.changes.said = version if isinstance(version, str) else ""
+        self._enter(engine, Proof(self.changes.said))
         return self.version
 
     def _refuse(self, digest: str, why: str) -> None:

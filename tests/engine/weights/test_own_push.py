@@ -323,3 +323,24 @@ def test_an_engine_with_weights_that_no_other_one_could_get_is_not_replaced(stag
     one.llm.collective_rpc("mine", "7")
     assert one.slot.renew("it grows") is None
     assert one.answers() == "7"
+
+
+def test_a_version_that_the_replay_said_ends_with_the_users_next_push(stage):
+    """Nobody knows what that one is called: tokens of it are not said to be of the version before."""
+    pushed = ["1"]
+
+    def push(engine):
+        engine.collective_rpc("mine", pushed[-1])
+        return f"version {pushed[-1]}"
+
+    one = stage(weights=push)
+    assert one.answers() == "1"
+    assert one.slot.status()["weight_version"] == "version 1"
+    one.llm.collective_rpc("get_model")
+    assert one.slot.status()["weight_version"] == "version 1", "that only reads"
+    pushed.append("2")
+    one.llm.collective_rpc("mine", "2")
+    assert one.slot.status()["weight_version"] == ""
+    one.die()
+    assert one.answers() == "2"
+    assert one.slot.status()["weight_version"] == "version 2"
