@@ -5,7 +5,7 @@ order) the healing client is put in the place of vLLM's own and taken out again,
 it, so that process, core, caches and the weather of the machine are the same for all. Engines side by side
 differ by more than what is looked for.
 
-Three answers, from blunt to sharp: tokens per second (median ratio of the groups with its 95 % interval, from
+Beside it stands what an audit costs (``bench_audit``). Three answers, from blunt to sharp: tokens per second (median ratio of the groups with its 95 % interval, from
 order statistics), CPU time of the owner's process per step, and the time of what the client adds, run by
 itself over recorded outputs of the engine, as a share of a step.
 
@@ -30,6 +30,7 @@ from types import SimpleNamespace
 from rich.console import Console
 from rich.progress import track
 
+from tests.benchmarks import bench_audit
 from tests.engine.real import ENVIRONMENT, Owner
 
 PROMISED_LOSS = 0.01
@@ -220,6 +221,7 @@ def run(count: int) -> dict:
     groups = [[(arm, bench.block(arm)) for arm in rotated(number)] for number in numbers]
     outputs = bench.record()
     owner.stop_engine()
+    audited = bench_audit.measured(folder / "model", max(1, count // 4))
 
     def per_step_us(measure, arm):
         blocks = [block for group in groups for name, block in group if name == arm]
@@ -235,6 +237,9 @@ def run(count: int) -> dict:
         "groups": count,
         "tokens_per_s_ratio": ratio("logged", "bare"),
         "token_log_ratio": ratio("logged", "healed"),
+        # Seconds without an audit by those with it, of an AsyncLLM that is never without work.
+        "audit_ratio": compare(audited, lambda seconds: 1 / seconds, "audited", "bare"),
+        "audit_share": bench_audit.SHARE,
         "tokens_per_s_bare": round(REQUESTS * TOKENS / (step_us * 1e-6 * len(outputs))),
         "step_us_bare": step_us,
         "process_cpu_us_per_step": {arm: per_step_us(lambda block: block.process_s, arm) for arm in ARMS},
