@@ -14,8 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from rayguard.errors import ConfigError
 from rayguard.faults.diagnosis import Kind
 from rayguard.logs.files import LogFile, find
@@ -112,5 +110,7 @@ def _is_of(file: Path, scene: Scene) -> bool:
 
 
 def _own_addresses() -> set[str]:
+    import psutil  # noqa: PLC0415 - only where a worker's file is looked for
+
     addresses = {one.address for ones in psutil.net_if_addrs().values() for one in ones}
     return addresses | {"127.0.0.1", "localhost"}

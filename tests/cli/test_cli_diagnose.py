@@ -396,7 +396,9 @@ def test_words():
         "perhaps",
         "a guess",
     ]
-    assert remedy(diagnose_text("nothing").diagnosis).startswith("Find the cause first")
+    assert remedy(diagnose_text("nothing").diagnosis).startswith("Nothing needs a restart")
+    unknown = diagnose_text("OddError: it broke in a way that nobody has met").diagnosis
+    assert remedy(unknown).startswith("Find the cause first")
 
 
 def test_a_person_is_not_shown_hundreds_of_places():

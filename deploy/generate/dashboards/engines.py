@@ -197,6 +197,7 @@ def _faults() -> tuple[Panel, ...]:
                 Query(
                     or_zero(total(grown("rayguard_standby_failures_total", RANGE, JOB))), "standbys failed"
                 ),
+                Query(or_zero(total(grown("rayguard_audited_wrong_total", RANGE, JOB))), "wrong in an audit"),
             ),
             draw=Draw.BARS,
             colour=Colour.BLUE,

@@ -26,6 +26,7 @@ ALL = [*panel_questions(), *rule_questions(), *alert_questions()]
 NOT_ASKED = {
     "rayguard_info": "the agents' versions are shown",
     "rayguard_engine_epoch": "restarts are counted; the number itself is for `rayguard status`",
+    "rayguard_audited_answers_total": "what was wrong in an audit is shown; how many were right is for who asks",
 }
 
 
