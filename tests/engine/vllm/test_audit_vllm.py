@@ -94,9 +94,9 @@ def test_wrong_tokens_out_of_a_damaged_cache_are_told_and_the_engine_is_replaced
     owner.rpc("spoil_cache")
     wrong = owner.answers()
     assert wrong != right, "the damage must show"
-    until(lambda: owner.engine_status()["restarts"] == 1 and owner.serving, owner.told)
+    until(lambda: [one.outcome for one in incidents()] == [Outcome.RECOVERED], owner.told)
     (told,) = incidents()
-    assert (told.signature, told.outcome) == ("rayguard.audit.wrong_tokens", Outcome.RECOVERED)
+    assert told.signature == "rayguard.audit.wrong_tokens"
     assert told.settings == ()
     assert owner.answers() == right
     until(lambda: owner.audited[0] >= 13, owner.told)
