@@ -71,7 +71,13 @@ def test_it_says_who_and_what(tmp_path, page, monkeypatch):
     assert page.publish()
     said, me = read(tmp_path), ProcessId.me()
     assert (said["pid"], said["started"], said["world"]) == (me.pid, me.started, world())
-    assert said["who"] == {"actor_class": "Rollout", "actor_id": "a1", "job_id": "01000000", "incarnation": 0}
+    assert said["who"] == {
+        "actor_class": "Rollout",
+        "actor_id": "a1",
+        "job_id": "01000000",
+        "incarnation": 0,
+        "watched": False,
+    }
     assert [{"target": "Rollout"}, 9] in sample(said, "rayguard_calls_total")
     assert {"bounds", "counts", "sum"} == set(sample(said, "rayguard_detection_seconds")[0][1])
     assert {one["name"] for one in said["families"]} == {
@@ -253,6 +259,7 @@ def test_presence_shows_numbers_when_asked_and_says_anew_whose_they_are(tmp_path
         "actor_id": "a1",
         "job_id": "01000000",
         "incarnation": 2,
+        "watched": False,
     }
 
 
