@@ -95,21 +95,25 @@ class Bench:
     def _generate(self, engine):
         return engine.generate(self.prompts, self.params, use_tqdm=False)
 
-    def record(self) -> list:
-        """Return what the core sent during one block."""
-        core, recorded = self.client.core, []
-        get_output = core.get_output
+    def record(self) -> tuple[list, list]:
+        """Return the requests of one block as they reached the core, and what it sent."""
+        core, recorded, asked = self.client.core, [], []
+        get_output, add_request = core.get_output, core.add_request
 
         def recording():
             recorded.append(get_output())
             return recorded[-1]
 
-        core.get_output = recording
+        def adding(request):
+            asked.append(request)
+            add_request(request)
+
+        core.get_output, core.add_request = recording, adding
         try:
             self.block("healed")
         finally:
-            del core.get_output
-        return recorded
+            del core.get_output, core.add_request
+        return asked, recorded
 
 
 class Recorded:
@@ -156,13 +160,11 @@ async def replay_async(client, requests: list, steps: int) -> float:
     return time.perf_counter() - began
 
 
-def added_s(outputs: list) -> dict[str, float]:
+def added_s(requests: list, outputs: list) -> dict[str, float]:
     """Return what each healing client adds to one block, in seconds: the least of many runs."""
     from rayguard.engine.vllm.async_client import AsyncHealingClient
     from rayguard.engine.vllm.sync_client import SyncHealingClient
 
-    ids = dict.fromkeys(output.request_id for sent in outputs for output in sent.outputs)
-    requests = [SimpleNamespace(request_id=request_id) for request_id in ids]
     found = {"sync": [], "async": [], "sync bare": [], "async bare": []}
     for _ in range(REPLAYS):
         for name, kind in (("sync", SyncHealingClient), ("async", AsyncHealingClient)):
@@ -219,7 +221,7 @@ def run(count: int) -> dict:
     load = os.getloadavg()[0]
     numbers = track(range(count), "Groups of blocks", console=Console(stderr=True))
     groups = [[(arm, bench.block(arm)) for arm in rotated(number)] for number in numbers]
-    outputs = bench.record()
+    requests, outputs = bench.record()
     owner.stop_engine()
     audited = bench_audit.measured(folder / "model", max(1, count // 4))
 
@@ -231,7 +233,7 @@ def run(count: int) -> dict:
         return compare(groups, measure, arm, against)
 
     step_us = per_step_us(lambda block: block.wall_s, "bare")
-    extra = {name: seconds / len(outputs) * 1e6 for name, seconds in added_s(outputs).items()}
+    extra = {name: seconds / len(outputs) * 1e6 for name, seconds in added_s(requests, outputs).items()}
     tokens = sum(len(output.new_token_ids) for sent in outputs for output in sent.outputs)
     return {
         "groups": count,
