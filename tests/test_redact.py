@@ -49,7 +49,7 @@ KEPT = [
     "max_tokens=16384 pad_token='<|endoftext|>' eos_token_id=151645",
     "KeyError: 'lm_head.weight'",
     "actor abababababababababababababababab0001 on node 0123456789abcdef0123456789abcdef01234567",
-    "FileNotFoundError: '/root/.cache/huggingface/token'",
+    "FileNotFoundError: '/home/user/.cache/huggingface/token'",
     "can't fit: the workers' memory isn't big enough, and the user's own code doesn't free what it's got in here",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB",
     "RuntimeError: CPU Generator does not use offset (vllm/v1/sample/ops.py:12 in sample)",

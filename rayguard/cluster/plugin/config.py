@@ -9,7 +9,6 @@ the default, not what its job said. ``False`` switches off; so does ``None`` bes
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Annotated, Any, Literal
 
@@ -18,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from rayguard.actors.mark import said_state
 from rayguard.cluster.plugin.guard_marks import memory_policy
 from rayguard.errors import ConfigError
+from rayguard.options import nearest
 
 KEY = "rayguard"
 _WHERE = f'runtime_env["{KEY}"]'
@@ -164,8 +164,8 @@ def _sentence(error: Any) -> str:
     where = _WHERE + "".join(f'["{key}"]' for key in keys)
     if error["type"] == "extra_forbidden":
         known = list(_model(keys[:-1]).model_fields)
-        near = difflib.get_close_matches(keys[-1], known, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
+        near = nearest(keys[-1], known)
+        meant = f"did you mean {near!r}? " if near else ""
         return f"{where} is not known; {meant}Known are {', '.join(known)}"
     if error["type"] == "missing":
         return f"{where} is missing"

@@ -174,11 +174,9 @@ def by_device(pids: set[int]) -> dict[str, DeviceUse]:
 def owners(device: str, but: set[int]) -> list[tuple[int, int]]:
     """Return who else holds memory of ``device``, and how many bytes, the most first."""
     with nvml() as driver:
-        users = (
-            []
-            if driver is None
-            else _users(driver, driver.nvmlDeviceGetHandleByIndex(int(device.split()[1])))
-        )
+        if driver is None:
+            return []
+        users = _users(driver, driver.nvmlDeviceGetHandleByIndex(int(device.split()[1])))
     return sorted((user for user in users if user[0] not in but), key=lambda user: -user[1])
 
 

@@ -7,10 +7,10 @@ frontend.
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 from rayguard.errors import RequestError
+from rayguard.options import meant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,16 +33,12 @@ def sampling_params(request_id: str, options: Mapping[str, object]) -> Params:
     names = [name for name in SamplingParams.__struct_fields__ if not name.startswith("_")]
     for name in options:
         if name not in names or name in _OURS:
-            raise RequestError(request_id, _unknown(name, [n for n in names if n not in _OURS]))
+            known = [other for other in names if other not in _OURS]
+            unknown = f"the installed vLLM knows no sampling option {name!r}{meant(name, known)}"
+            raise RequestError(request_id, unknown)
     try:
         params: Params = msgspec.convert(dict(options), SamplingParams)
     except (msgspec.ValidationError, ValueError, TypeError) as refused:
         raise RequestError(request_id, f"sampling options cannot be used: {refused}") from refused
     params.output_kind = RequestOutputKind.FINAL_ONLY
     return params
-
-
-def _unknown(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    return f"the installed vLLM knows no sampling option {name!r}{meant}"

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from rayguard.engine.audited_answer import AuditedAnswer, Auditor
-from rayguard.engine.vllm.questions.canary_answer import CanaryQuestion
-from rayguard.engine.weights.canary import LIKELY
+from rayguard.engine.vllm.questions.canary_answer import CanaryQuestion, alternatives
 
 if TYPE_CHECKING:
     from rayguard.engine.vllm.client import HealingClient
@@ -87,10 +86,9 @@ def question_for(config: VllmConfig, answer: AuditedAnswer, *, logprobs: bool) -
     """Return the question by which the request of ``answer`` is asked again, past the prefix cache."""
     request = copy.copy(cast("EngineCoreRequest", answer.request))
     assert request.sampling_params is not None, "only greedy requests are audited"
-    most = config.model_config.max_logprobs
     asked: dict[str, object] = {
         "max_tokens": len(answer.tokens),
-        "logprobs": None if not logprobs else LIKELY if most == -1 else min(LIKELY, most),
+        "logprobs": alternatives(config) if logprobs else None,
         "prompt_logprobs": None,
         "logprob_token_ids": None,  # which would spoil those of others
         "skip_reading_prefix_cache": True,

@@ -17,10 +17,21 @@ from rayguard.engine.weights.canary import LIKELY, Canary, Position
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rayguard.engine.vllm.interfaces import EngineCoreClient, EngineCoreOutputs, EngineCoreRequest
+    from rayguard.engine.vllm.interfaces import (
+        EngineCoreClient,
+        EngineCoreOutputs,
+        EngineCoreRequest,
+        VllmConfig,
+    )
 
 _WHOLE = frozenset({"LENGTH", "STOP"})
 _LOOK_S = 0.05  # at whether it is still wanted
+
+
+def alternatives(config: VllmConfig) -> int:
+    """Return how many of the likeliest tokens an engine with vLLM's ``config`` is asked to tell."""
+    most = config.model_config.max_logprobs
+    return LIKELY if most == -1 else min(LIKELY, most)
 
 
 class CanaryQuestion:

@@ -14,9 +14,9 @@ import uuid
 from typing import TYPE_CHECKING
 
 from rayguard.engine.vllm.async_client import AsyncHealingClient
-from rayguard.engine.vllm.questions.canary_answer import CanaryQuestion, read
+from rayguard.engine.vllm.questions.canary_answer import CanaryQuestion, alternatives, read
 from rayguard.engine.vllm.sync_client import SyncHealingClient
-from rayguard.engine.weights.canary import LIKELY, PROMPT, TOKENS, Canary
+from rayguard.engine.weights.canary import PROMPT, TOKENS, Canary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -45,7 +45,7 @@ def question_for(config: VllmConfig, *, logprobs: bool) -> CanaryQuestion | None
         "skip_reading_prefix_cache": True,
     }
     if logprobs:
-        options["logprobs"] = LIKELY if model.max_logprobs == -1 else min(LIKELY, model.max_logprobs)
+        options["logprobs"] = alternatives(config)
     request = EngineCoreRequest(
         request_id=f"rayguard-canary-{uuid.uuid4().hex}",
         prompt_token_ids=list(PROMPT),
