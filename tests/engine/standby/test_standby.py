@@ -39,6 +39,7 @@ class Slot:
         self.built, self.incidents, self.process = [], [], process
         self.refusing = 0  # standby builds that are to fail
         self.holding = None  # an event that standby builds wait for
+        self.held = threading.Event()  # one of them waits
         self.target = f"Fake-{tmp_path.name}"
 
         def diagnose(fault):
@@ -59,6 +60,7 @@ class Slot:
     def recipe(self, settings):
         kwargs = settings.as_kwargs(max_num_seqs=16)
         if settings.standby and self.holding is not None:
+            self.held.set()
             self.holding.wait(10)
         if settings.standby and self.refusing:
             self.refusing -= 1
@@ -392,7 +394,7 @@ def test_close_does_not_wait_for_a_standby_that_is_being_built(made, monkeypatch
     slot.ready()
     slot.holding = threading.Event()
     slot.strike()
-    wait(lambda: slot.slot.status()["standby"] == "building")
+    assert slot.held.wait(10)  # "building" is told before the recipe is called
     slot.slot.close(0.0)
     slot.holding.set()
     wait(lambda: len(slot.built) == 3 and slot.built[2][0].process.poll() == -9)
