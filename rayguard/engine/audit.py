@@ -37,6 +37,7 @@ _WAITING = 256  # answers that may wait; what comes beyond is not audited
 _AGAIN_S = 0.25
 _PATIENCE_S = 120.0  # until the engine has time for it
 _SLOWER = 4.0  # than it was answered the first time
+UNTOLD_NATS = 0.5  # within which two tokens count as equally likely where no ``canary_tolerance`` says so
 _NONE_GREEDY = 1000  # requests, after which it is said that none could be audited
 
 

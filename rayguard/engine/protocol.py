@@ -49,6 +49,7 @@ class Progress:
     tokens: int = 0
     running: tuple[str, ...] = ()
     held: tuple[str, ...] = ()  # suspects that wait for their turn
+    inside: Mapping[int, str] = field(default_factory=dict)  # calls that are not answered yet, by number
     calls: tuple[str, ...] = ()  # to the engine that are no requests and may change it, not answered yet
     reads: tuple[str, ...] = ()  # calls that change nothing, not answered yet
     just_ended: tuple[str, ...] = ()  # calls after whose answer next to nothing came

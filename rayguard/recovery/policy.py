@@ -65,8 +65,9 @@ class GuardPolicy:
     these weights. None: no such canaries.
     ``audit``: share of the greedy requests (temperature 0) that an engine answers once more, past its prefix
     cache; 0.01 is one of a hundred. Another answer, where no two tokens were as likely within
-    ``canary_tolerance``, is an incident, and the engine is replaced. It costs an ``AsyncLLM`` that share of
-    its generation; an ``LLM`` is asked only while nobody else does, and gives way to who comes. 0: none.
+    ``canary_tolerance`` (0.5 where that is None), is an incident, and the engine is replaced. It costs an
+    ``AsyncLLM`` that share of its generation; an ``LLM`` is asked only while nobody else does, and gives way
+    to who comes. 0: none.
     ``snapshot``: how often the state of an actor that can say it is kept; by default after each call.
     ``memory``: when memory counts as short and what may be done about it; None: it is not watched. By default
     no process is recycled for it (``MemoryPolicy(recycle=...)``).

@@ -129,6 +129,16 @@ def _stuck(suspects: Sequence[Suspect]) -> tuple[Role, str]:
     return Role.ENGINE_CORE, ""
 
 
+def standing_of(suspects: Sequence[Suspect]) -> str:
+    """Return which process the others wait for and its line, for the end of a sentence; "" if unknown."""
+    for one in suspects:
+        if one.state in {"T", "t"}:
+            return f", and {one.name} is stopped ({one.state})"
+    known = [one for one in suspects if one.main is not None]
+    last = next((one for one in reversed(known) if not _waiting(one)), known[0] if known else None)
+    return "" if last is None else f": {last.name} stands{_where(last)}"
+
+
 def _waiting(one: Suspect) -> bool:
     return one.main is not None and bool(_functions(one.main) & (_WAITS_FOR_OTHERS | _WAITS_FOR_WORK))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rayguard.engine.hangs.culprit import Suspect, compiling, culprit, lines_about
+from rayguard.engine.hangs.culprit import Suspect, compiling, culprit, lines_about, standing_of
 from rayguard.engine.hangs.watchdog import Hang, Limits, WatchdogVerdict
 from rayguard.faults.fault import Role, Silence
 from rayguard.harmless import harmless
@@ -103,6 +103,13 @@ def examine(verdict: WatchdogVerdict, suspects: Sequence[Suspect], limits: Limit
             return None
         return replace(silence, role=role, why=why, evidence=(*silence.evidence, *lines_about(seen)))
     return silence
+
+
+def where_it_stands(suspects: Sequence[Suspect]) -> str:
+    """Return where the process stands that keeps the others waiting, for a sentence's end; '' if unknown."""
+    with harmless("stacks"):
+        return standing_of(_with_stacks(suspects))
+    return ""
 
 
 def _with_stacks(suspects: Sequence[Suspect]) -> list[Suspect]:

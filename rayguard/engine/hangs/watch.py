@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from rayguard.engine.hangs.blocked_loop import BlockedLoop
 from rayguard.engine.hangs.phase import phase_of, signs
-from rayguard.engine.hangs.silence import CpuAccount, examine
+from rayguard.engine.hangs.silence import CpuAccount, examine, where_it_stands
+from rayguard.engine.hangs.unanswered_calls import UnansweredCalls
 from rayguard.engine.hangs.watchdog import Limits, Observation, Watchdog
 from rayguard.engine.protocol import Engine, Progress
 from rayguard.harmless import harmless
@@ -98,6 +99,7 @@ class EngineWatch:
                     looking = self._looking = _Look(engine, self._policy, self._around)
                 silence = looking.look()
                 self._tally.standing = looking.standing()
+                looking.tell_unanswered()
                 self._tally.requests_running = len(looking.before.running)
                 self._tally.tokens_generated = looking.before.tokens
                 if silence is not None and self._engine is engine:
@@ -114,6 +116,7 @@ class _Look:
         self._watchdog = Watchdog(self._limits)
         self._cpu = CpuAccount(engine.processes())
         self._blocked = BlockedLoop(policy.hang_idle_s, around)
+        self._calls = UnansweredCalls()
         self._told = 0.0  # of which stop by its owner
         self._signs = 0
         self._most = 0  # prompt tokens computed between two looks
@@ -136,6 +139,16 @@ class _Look:
                 stopped_s,
             )
         return found.state
+
+    def tell_unanswered(self) -> None:
+        """Tell calls that wait for longer than is usual, with the line where the engine stands."""
+        for name, waited_s in self._calls.due(self.before.inside, time.monotonic()):
+            _log.warning(
+                "rayguard: the call %s to the engine has not been answered for %.0f s%s",
+                name,
+                waited_s,
+                where_it_stands(self._cpu.suspects(self._silent_s())),
+            )
 
     def look(self) -> Silence | None:
         """Take one look; return what is known of a silence that is a hang."""

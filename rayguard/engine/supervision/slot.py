@@ -7,7 +7,7 @@ import threading
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from rayguard.engine.audit import Audit
+from rayguard.engine.audit import UNTOLD_NATS, Audit
 from rayguard.engine.build.builder import EngineBuilder
 from rayguard.engine.build.recipe import checked
 from rayguard.engine.context import Surroundings
@@ -81,7 +81,7 @@ def engine_slot(
     if policy.audit:
         lives.audit = Audit(
             policy.audit,
-            policy.canary_tolerance or 0.0,
+            UNTOLD_NATS if policy.canary_tolerance is None else policy.canary_tolerance,
             ready=lambda: supervisor.ready,
             wrong=supervisor.doubted,
             tally=tally,

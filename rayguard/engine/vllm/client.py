@@ -18,12 +18,12 @@ import contextlib
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayguard.engine.continuation import PLAIN, Exact, continued, spent, why_not
 from rayguard.engine.protocol import Carried, Progress, Verdicts
 from rayguard.engine.vllm import output_state
-from rayguard.engine.vllm.door.calls import only_reads
 from rayguard.engine.vllm.door.core_calls import CoreCalls
 from rayguard.engine.vllm.door.requests import RequestDoor
 from rayguard.engine.vllm.inflight import InFlight
@@ -116,21 +116,14 @@ class HealingClient(CoreCalls):
         """Return what came out of all cores so far."""
         held = tuple(self._held)
         running = tuple(r for r in list(self._requests) if r not in held)
-        inside = () if self._calls is None else self._calls.inside()
-        return Progress(
-            turns=self.turns,
-            tokens=self.tokens,
-            running=running,
-            held=held,
-            calls=tuple(call for call in inside if not only_reads(call)),
-            reads=tuple(call for call in inside if only_reads(call)),
-            just_ended=() if self._calls is None else self._calls.just_ended(),
-        )
+        calls = Progress() if self._calls is None else self._calls.progress()
+        return replace(calls, turns=self.turns, tokens=self.tokens, running=running, held=held)
 
     def _received(self, outputs: EngineCoreOutputs) -> bool:
         """Book what came out; return whether a suspect's turn came to its end."""
         self.turns += 1
         ended, longest, came = False, 0, 0
+        outputs.outputs = [output for output in outputs.outputs if not self._unasked_end(output)]
         for output in outputs.outputs:
             count = len(output.new_token_ids)
             came += count
@@ -145,6 +138,12 @@ class HealingClient(CoreCalls):
         self.tokens += came
         self.inflight.came(longest)
         return ended
+
+    def _unasked_end(self, output: EngineCoreOutput) -> bool:
+        """Say whether a core made this end by itself: at a SIGTERM it ends what runs; the next goes on."""
+        if getattr(output.finish_reason, "name", "") != "ABORT" or output.request_id not in self._requests:
+            return False
+        return self._calls is not None and not self._calls.ends_requests()
 
     def _undo(self, request: EngineCoreRequest) -> list[str]:
         """Undo what was booked for a request that could not be sent, also in the frontend's own book.

@@ -211,7 +211,7 @@ class VllmEngine(Engine):
         if not self._is_async:
             answers = bounded(lambda: self.core.collective_rpc(ASK, None, (), None), deadline_s)
         else:
-            answers = self._on_loop(self.core.collective_rpc_async(ASK, None, (), None), deadline_s)
+            answers = self._on_loop(weight_push.asked_async(self.core), deadline_s)
         return weight_push.receipts(answers)
 
     @override
@@ -220,9 +220,8 @@ class VllmEngine(Engine):
             return None
         # Where no caller wants log-probabilities, a core would compile for seconds to tell them to us alone.
         logprobs = closely or self.client.logprobs
-        question = canary_request.question_for(self._own.vllm_config, logprobs=logprobs)
         limit_s = min(deadline_s, _BESIDE_S) if self._serves() else deadline_s
-        return None if question is None else self._asked(question, limit_s)
+        return canary_request.of_each_rank(self.core, lambda q: self._asked(q, limit_s), logprobs=logprobs)
 
     @override
     def audited_by(self, auditor: Auditor) -> None:

@@ -7,7 +7,7 @@ mypy objects when it asks for more than stands here. What is looked up with ``ge
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
@@ -195,6 +195,7 @@ class EngineCoreClient(Protocol):
     outputs_queue: Queue[EngineCoreOutputs | Exception]  # an asyncio.Queue under an AsyncLLM
     utility_results: MutableMapping[int, Future[object]]
     encoder: MessageEncoder
+    core_engines: Sequence[bytes]  # by data-parallel rank
 
     def shutdown(self, timeout: float | None = None) -> None: ...
     def get_output(self) -> EngineCoreOutputs: ...
@@ -206,6 +207,7 @@ class EngineCoreClient(Protocol):
         self, method: str, timeout: float | None, args: tuple[object, ...], kwargs: None
     ) -> list[Mapping[str, object]]: ...
 
+    async def call_utility_all_async(self, method: str, *args: object) -> list[Any]: ...  # one for each rank
     async def get_output_async(self) -> EngineCoreOutputs: ...
     async def add_request_async(self, request: EngineCoreRequest) -> None: ...
     async def abort_requests_async(self, request_ids: list[str]) -> None: ...

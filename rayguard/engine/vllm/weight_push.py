@@ -39,15 +39,29 @@ async def push_async(core: EngineCoreClient, weights: Weights) -> Answers:
     """
     await core.pause_scheduler_async(mode="keep", clear_cache=False)
     try:
-        answers = await core.collective_rpc_async(LOAD, None, _sent(weights), None)
+        answers = await _everywhere(core, LOAD, *_sent(weights))
     except Exception:
-        if all(held["version"] for held in await core.collective_rpc_async(ASK, None, (), None)):
+        if all(held["version"] for held in await asked_async(core)):
             await core.resume_scheduler_async()
         raise
     await core.reset_prefix_cache_async(reset_running_requests=True)
     await core.set_weight_version_async(weights.version)
     await core.resume_scheduler_async()
     return answers
+
+
+async def asked_async(core: EngineCoreClient) -> list[Mapping[str, object]]:
+    """Return what the workers say to hold."""
+    return await _everywhere(core, ASK)
+
+
+async def _everywhere(core: EngineCoreClient, method: str, *arguments: object) -> list[Mapping[str, object]]:
+    """Call a method of the workers of all data-parallel ranks.
+
+    vLLM's own call hands on the answers of the first rank alone.
+    """
+    per_rank = await core.call_utility_all_async("collective_rpc", method, None, arguments, None)
+    return [answer for workers in per_rank for answer in workers]
 
 
 def receipts(answers: Answers) -> list[WeightReceipt]:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rayguard.engine.weights.canary import Canary, absurd, disagreement, diverged, sick
+from rayguard.engine.weights.canary import Canary, absurd, disagreement, diverged, sick, torn
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.harmless import harmless
 from rayguard.recovery.incident import Incident, Outcome
@@ -125,7 +125,7 @@ class Canaries:
             tell(self._around, Kind.WEIGHT_SYNC_FAILED, Scope.JOB, cause, COLLAPSED)
 
     def _wrong(self, answer: Canary, digest: str, tolerance: float) -> str:
-        if ill := sick(answer):
+        if ill := sick(answer) or torn(answer, tolerance):
             return ill
         earlier = self._answers.get(digest, (answer,))
         differs = [disagreement(answer, other, tolerance) for other in earlier]

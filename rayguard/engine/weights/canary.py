@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 PROMPT = (3, 5, 7, 11, 13, 17, 19, 23)  # in every vocabulary; shorter than a block of any prefix cache
 TOKENS = 8
@@ -32,12 +32,13 @@ class Canary:
 
     ``positions`` holds for each generated token its id and log-probability (nats), then those of the
     likeliest others; tokens alone where it is ``bare``. ``error`` is what the engine said in place of a whole
-    answer.
+    answer. ``ranks``: what the other data-parallel ranks of the engine answered, if it has some.
     """
 
     positions: tuple[Position, ...] = ()
     error: str = ""
     bare: bool = False
+    ranks: tuple[Canary, ...] = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -45,8 +46,25 @@ class Canary:
         return tuple(position[0][0] for position in self.positions)
 
 
+def of_ranks(answers: Sequence[Canary | None]) -> Canary | None:
+    """Return the answer of an engine whose data-parallel ranks gave ``answers``; None where one gave none."""
+    known = [answer for answer in answers if answer is not None]
+    return replace(known[0], ranks=tuple(known[1:])) if known and len(known) == len(answers) else None
+
+
+def torn(answer: Canary, tolerance: float) -> str:
+    """Say which rank answers otherwise than the first; an empty text where all agree."""
+    for rank, other in enumerate(answer.ranks, start=1):
+        if why := disagreement(other, answer, tolerance):
+            return f"its data-parallel rank {rank} answers otherwise than rank 0: {why}"
+    return ""
+
+
 def sick(answer: Canary) -> str:
     """Say why no engine may serve that answers so, whatever others answer; an empty text if it may."""
+    for rank, other in enumerate(answer.ranks, start=1):
+        if why := sick(other):
+            return f"{why} (data-parallel rank {rank})"
     if answer.error:
         return f"the engine answers with an error: {answer.error}"
     if not answer.positions:

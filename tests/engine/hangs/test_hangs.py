@@ -167,3 +167,28 @@ def test_what_is_no_hang_is_left_alone(owner):
         assert load.answered > answered
     assert owner.engine_status()["epoch"] == epoch
     assert incidents()[before:] == []
+
+
+def test_a_call_that_is_not_answered_is_told_with_its_line_and_left_alone(
+    owner, caplog, monkeypatch, tmp_path
+):
+    """It may wait for a trainer; vLLM itself would never say a word."""
+    monkeypatch.setattr("rayguard.engine.hangs.unanswered_calls.TOLD_AFTER_S", 2.0)
+    before, epoch = len(incidents()), owner.engine_status()["epoch"]
+    answers, file = [], tmp_path / "go-on"
+
+    def call():
+        called = owner.engine.collective_rpc("come_back_with", args=(str(file),))
+        answers.append(owner.run(called) if owner.kind == "AsyncLLM" else called)
+
+    calling = threading.Thread(target=call)
+    calling.start()
+    until(lambda: "has not been answered" in caplog.text)
+    file.touch()
+    calling.join(PATIENCE_S)
+    assert answers == [[7]]
+    assert (
+        "the call collective_rpc('come_back_with') to the engine has not been answered for 2 s" in caplog.text
+    )
+    assert "stands, in come_back_with (" in caplog.text
+    assert (len(incidents()), owner.engine_status()["epoch"]) == (before, epoch)

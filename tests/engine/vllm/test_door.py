@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -439,6 +440,27 @@ def test_a_call_that_has_just_left_is_known_until_something_came_back():
     until(lambda: core.utility_results)
     core.utility_results.popitem()[1].set_result(None)
     outcome.result(30)
-    assert (door.inside(), door.just_ended()) == ((), ("collective_rpc('x')",))
+    known = door.progress()
+    assert (known.inside, known.just_ended) == ({}, ("collective_rpc('x')",))
     turns[0] += 2
-    assert door.just_ended() == ()
+    assert door.progress().just_ended == ()
+
+
+def test_whose_word_ends_requests_is_known_a_while_longer_than_the_call(monkeypatch):
+    """The ends that a pause makes may come after its answer; those of a core that goes are nobody's wish."""
+    core = Core()
+    door = CallDoor.of(core, lambda: 0)
+    outcome = later(lambda: core.collective_rpc("x"))
+    until(lambda: core.utility_results)
+    assert not door.ends_requests()
+    core.utility_results.popitem()[1].set_result(None)
+    outcome.result(30)
+    pausing = later(lambda: core.call_utility("pause_scheduler", "abort", True))
+    until(lambda: core.utility_results)
+    assert door.ends_requests()
+    now = time.monotonic()
+    core.utility_results.popitem()[1].set_result(None)
+    pausing.result(30)
+    assert door.ends_requests()
+    monkeypatch.setattr("rayguard.engine.vllm.door.calls.time.monotonic", lambda: now + 60.0)
+    assert not door.ends_requests()

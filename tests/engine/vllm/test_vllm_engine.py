@@ -158,6 +158,43 @@ def test_a_killed_process_costs_no_token(harness, undisturbed, which):
     assert 0 <= incident.detected_at - struck[0][1] < 5
 
 
+def test_a_core_that_is_told_to_end_cuts_no_answer_short(harness, undisturbed):
+    """SIGTERM: the core answers all that runs with what it has, as "abort", before it goes; vLLM hands that on."""
+    before = len(incidents())
+    with harness.owner.struck("core", signal.SIGTERM, after_tokens=200):
+        outputs = harness.generate(PROMPTS, greedy())
+    assert told(outputs) == undisturbed
+    (incident,) = incidents()[before:]
+    assert (incident.kind, incident.outcome) == ("engine_dead", Outcome.RECOVERED)
+    assert incident.tokens_saved >= 200
+    assert incident.tokens_lost == 0
+
+
+def test_who_pauses_with_abort_gets_what_there_is(harness):
+    """The owner's own word: the answers end where they are, as without rayguard, and nothing is replaced."""
+    before = len(incidents())
+    if harness.loop is None:
+        pytest.skip("an LLM is for one thread: nobody pauses it meanwhile")
+
+    async def paused():
+        asked = asyncio.ensure_future(
+            collect(harness.slot.engine(60.0).handle, PROMPTS, greedy(), f"t{next(_ids)}")
+        )
+        base = harness.owner.engine_status()["tokens_generated"]
+        while harness.owner.engine_status()["tokens_generated"] < base + 200:  # noqa: ASYNC110 - a number of ours
+            await asyncio.sleep(0.002)
+        engine = harness.slot.engine(60.0).handle
+        await engine.pause_generation(mode="abort")
+        outputs = await asyncio.wait_for(asked, 60.0)
+        await engine.resume_generation()
+        return outputs
+
+    outputs = harness.run(paused())
+    assert {one.outputs[0].finish_reason for one in outputs} <= {"abort", "length"}
+    assert "abort" in {one.outputs[0].finish_reason for one in outputs}
+    assert len(incidents()) == before
+
+
 def test_a_stopped_core_is_a_hang_and_is_replaced(harness, undisturbed):
     """SIGSTOP: nothing dies, nothing raises, and still the answers come."""
     before = len(incidents())

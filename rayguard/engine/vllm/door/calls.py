@@ -10,8 +10,10 @@ Whether a call is made again with the next engine is decided in ``rayguard.recov
 from __future__ import annotations
 
 import inspect
+import time
 from typing import TYPE_CHECKING
 
+from rayguard.engine.protocol import Progress
 from rayguard.errors import RequestError
 from rayguard.harmless import harmless
 
@@ -35,6 +37,8 @@ _READS = frozenset(
         "reset_prefix_cache",
     }
 )
+_ENDING = frozenset({"pause_scheduler", "sleep"})  # end what runs, unless their mode says otherwise
+_ENDING_S = 5.0  # so long after their answer, ends that they made may still be on their way
 _CALL_PARTS = 4  # client, id, method, arguments (vllm/v1/engine/core_client.py: call_utility)
 _READ_BACK_BYTES = 1 << 20  # larger ones are weights, made of bytes
 
@@ -61,6 +65,7 @@ class CallDoor:
         self._turns = turns
         self._inside: dict[int, str] = {}
         self._ended: dict[str, int] = {}  # calls that were answered, and how much had come back by then
+        self._ending_until = 0.0  # monotonic: the owner has what runs ended
         core.encoder = self
 
     def __getattr__(self, name: str) -> object:
@@ -92,14 +97,33 @@ class CallDoor:
         self._inside[number] = name
         answer = self._core.utility_results.get(number)
         if answer is not None:
-            answer.add_done_callback(lambda _: self._ended.update({name: self._turns()}))
+            answer.add_done_callback(lambda _: self._answered(name))
 
-    def inside(self) -> tuple[str, ...]:
-        """Return the calls that are not answered yet."""
+    def _answered(self, name: str) -> None:
+        self._ended[name] = self._turns()
+        if name in _ENDING:
+            self._ending_until = time.monotonic() + _ENDING_S
+
+    def _waiting(self) -> dict[int, str]:
+        """Return the calls that are not answered yet, by vLLM's number for each."""
         waiting = {number for number, answer in list(self._core.utility_results.items()) if not answer.done()}
-        return tuple(name for number, name in list(self._inside.items()) if number in waiting)
+        return {number: name for number, name in list(self._inside.items()) if number in waiting}
 
-    def just_ended(self) -> tuple[str, ...]:
+    def ends_requests(self) -> bool:
+        """Say whether the owner has the core end what runs, now or a moment ago."""
+        return time.monotonic() < self._ending_until or not _ENDING.isdisjoint(self._waiting().values())
+
+    def progress(self) -> Progress:
+        """Return which calls are inside, or were until just now."""
+        inside = self._waiting()
+        return Progress(
+            inside=inside,
+            calls=tuple(call for call in inside.values() if not only_reads(call)),
+            reads=tuple(call for call in inside.values() if only_reads(call)),
+            just_ended=self._just_ended(),
+        )
+
+    def _just_ended(self) -> tuple[str, ...]:
         """Return the calls after whose answer next to nothing came: a death may still be of their making."""
         turns = self._turns()
         self._ended = {name: at for name, at in list(self._ended.items()) if turns - at <= 1}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rayguard.engine.vllm.async_client import AsyncHealingClient
 from rayguard.engine.vllm.questions.canary_answer import CanaryQuestion, alternatives, read
 from rayguard.engine.vllm.sync_client import SyncHealingClient
-from rayguard.engine.weights.canary import PROMPT, TOKENS, Canary
+from rayguard.engine.weights.canary import PROMPT, TOKENS, Canary, of_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -27,16 +27,23 @@ if TYPE_CHECKING:
 _IN_TIME_S = 1.0  # for a loop to say that a deadline passed
 
 
-def question_for(config: VllmConfig, *, logprobs: bool) -> CanaryQuestion | None:
-    """Return the question for an engine with vLLM's ``config``; None where it is not for such an engine."""
+def of_each_rank(
+    core: EngineCoreClient, asked: Callable[[CanaryQuestion], Canary | None], *, logprobs: bool
+) -> Canary | None:
+    """Have each data-parallel rank of ``core`` asked; None where that is not for such an engine."""
+    model = core.vllm_config.model_config
+    fits = model.get_vocab_size() > max(PROMPT) and model.max_model_len >= len(PROMPT) + TOKENS
+    if not fits or model.runner_type != "generate" or model.is_encoder_decoder:
+        return None
+    several = range(len(getattr(core, "core_engines", ())))[1:]
+    ranks = (0, *several) if several else (None,)
+    return of_ranks([asked(_question(core.vllm_config, rank, logprobs=logprobs)) for rank in ranks])
+
+
+def _question(config: VllmConfig, rank: int | None, *, logprobs: bool) -> CanaryQuestion:
     from vllm import SamplingParams  # noqa: PLC0415 - vLLM only where it runs
     from vllm.v1.engine import EngineCoreRequest  # noqa: PLC0415
 
-    model = config.model_config
-    fits = model.get_vocab_size() > max(PROMPT) and model.max_model_len >= len(PROMPT) + TOKENS
-    generates = model.runner_type == "generate" and not model.is_encoder_decoder
-    if not fits or not generates or config.parallel_config.data_parallel_size > 1:
-        return None
     options: dict[str, object] = {
         "temperature": 0.0,
         "max_tokens": TOKENS,
@@ -55,7 +62,7 @@ def question_for(config: VllmConfig, *, logprobs: bool) -> CanaryQuestion | None
         arrival_time=time.time(),
         lora_request=None,
         cache_salt=None,
-        data_parallel_rank=None,
+        data_parallel_rank=rank,
     )
     return CanaryQuestion(request)
 
