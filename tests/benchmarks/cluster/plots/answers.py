@@ -39,12 +39,12 @@ class Series:
 
 
 class Answers:
-    """The window in which the node's endpoints were scraped, up to ``until`` (now), and what was so in it."""
+    """What was so from ``since`` (the first scrape of a node's endpoint) to ``until`` (now)."""
 
-    def __init__(self, url: str, until: float | None = None) -> None:
+    def __init__(self, url: str, until: float | None = None, since: float | None = None) -> None:
         self._url = url
         self.end = time.time() if until is None else until
-        self.start = self._first()
+        self.start = self._first() if since is None else since
         step = max(1.0, (self.end - self.start) / _POINTS)
         self.moments = tuple(self.start + n * step for n in range(int((self.end - self.start) / step) + 1))
         self._step = step

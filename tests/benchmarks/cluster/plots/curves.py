@@ -129,7 +129,7 @@ def _frame(axes: Any, moments: Sequence[float], inner: Box, *, clock: bool) -> N
 
 def _times(start: float, end: float, count: int) -> list[float]:
     """Return full times of day."""
-    for step in (5, 10, 15, 20, 30, 60, 90, 120, 180, 300, 600, 900, 1800, 3600):
+    for step in (5, 10, 15, 20, 30, 60, 90, 120, 180, 240, 300, 600, 900, 1800, 3600):
         if (end - start) / step <= count:
             first = math.ceil(start / step) * step
             return [float(at) for at in range(first, int(end) + 1, step)]

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _LARGEST, _NAME, _BAR_NAME = 56.0, 14.0, 13.0
 _MOST_BARS, _THICKEST = 9, 30.0
-_NARROW = 110.0
+_FLAT = 1.4  # wider than high: the values are side by side
 
 
 def big(canvas: Canvas, box: Box, panel: Panel, series: Sequence[Series], _: object) -> None:
     """Draw Grafana's stat: the values side by side, or one above the other where there is no room."""
-    beside = box.width / len(series) >= _NARROW
+    beside = box.width > _FLAT * box.height
     for number, one in enumerate(series):
         if beside:
             part = Box(box.x + number * box.width / len(series), box.y, box.width / len(series), box.height)

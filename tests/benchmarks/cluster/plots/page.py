@@ -42,10 +42,12 @@ class Place:
     panel: Panel | None
 
 
-def draw(server: Prometheus, folder: Path, *, until: float | None = None) -> list[Path]:
+def draw(
+    server: Prometheus, folder: Path, *, until: float | None = None, since: float | None = None
+) -> list[Path]:
     """Write ``dashboard-<name>.png`` of each board into ``folder``, as they were at ``until`` (now)."""
     folder.mkdir(parents=True, exist_ok=True)
-    answers = Answers(server.url, until)
+    answers = Answers(server.url, until, since)
     written = []
     for board in boards():
         path = folder / f"dashboard-{board.uid.removeprefix('rayguard-')}.png"
