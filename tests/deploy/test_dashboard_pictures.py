@@ -12,6 +12,7 @@ import pytest
 from deploy.generate.dashboards.board import Colour, Draw, Panel, Query, Unit
 from deploy.generate.dashboards.boards import boards
 from deploy.generate.dashboards.render import render
+from tests.benchmarks.cluster.plots import __main__ as stored
 from tests.benchmarks.cluster.plots import page
 from tests.benchmarks.cluster.plots.answers import Answers, Series
 from tests.benchmarks.cluster.plots.legend import Legend
@@ -199,3 +200,32 @@ def test_the_window_is_where_there_is_data():
     assert (curve.name, curve.values[0], curve.values[5], curve.newest) == ("kind a", 1.0, 2.0, 2.0)
     assert math.isnan(curve.values[1])
     assert (number.name, number.newest) == ("kind b", 7.0)
+
+
+def test_pictures_can_be_drawn_when_the_run_is_over(tmp_path, monkeypatch):
+    """From a copy of what a Prometheus has stored; its own folder is not touched."""
+    asked = []
+
+    class Stored:
+        def __init__(self, folder, config):
+            assert (folder / "data" / "wal").read_text() == "samples"
+            assert "scrape" not in config
+
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda *_: None  # noqa: E731
+
+        def ask(self, query):
+            asked.append(query)
+            return [{"value": [0, "1800000100.5"]}]
+
+    monkeypatch.setattr(stored, "Prometheus", Stored)
+    monkeypatch.setattr(stored, "draw", lambda _, folder, **window: [folder, window])
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "wal").write_text("samples")
+    (tmp_path / "data" / "lock").write_text("")
+    folders = [str(tmp_path / "data"), str(tmp_path / "out")]
+    assert stored.main(folders) == [tmp_path / "out", {"until": 1_800_000_100.5, "since": None}]
+    asked.clear()
+    window = ["--since", "2027-01-15T08:00:00+00:00", "--until", "2027-01-15T08:01:00+00:00"]
+    assert stored.main([*folders, *window])[1] == {"until": 1_800_000_060.0, "since": 1_800_000_000.0}
+    assert not asked

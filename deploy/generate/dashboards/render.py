@@ -96,7 +96,8 @@ def _drawn(panel: Panel) -> Any:
         return number.color_mode(looks.BigValueColorMode.VALUE).color_scheme(by_value)
     if panel.draw is Draw.BARS:
         bars = bargauge.Panel().reduce_options(newest).display_mode(looks.BarGaugeDisplayMode.BASIC)
-        return bars.orientation(looks.VizOrientation.HORIZONTAL).color_scheme(by_value).min(0)
+        bars = bars.orientation(looks.VizOrientation.HORIZONTAL).color_scheme(by_value).min(0)
+        return bars.decimals(0)  # `increase` reckons with the edges of its window: 2.01 deaths
     return _lanes(by_value) if panel.draw is Draw.TIMELINE else _curves(panel)
 
 

@@ -213,3 +213,10 @@ def test_states_have_colours_of_their_own():
     }
     assert {state.value for state in PoolEngineState} == set(colours)
     assert (colours["serving"], colours["lost"]) == ("green", "red")
+
+
+def test_bars_count_whole_things():
+    """``increase`` says 2.01 deaths."""
+    made = [one for board in boards() for one in json.loads(render(board))["panels"]]
+    decimals = {one["fieldConfig"]["defaults"].get("decimals") for one in made if one["type"] == "bargauge"}
+    assert decimals == {0}

@@ -20,7 +20,7 @@ _ASK_S = 60.0
 _LOOK_BACK_S, _COARSE_S = 6 * 3600.0, 5.0
 _POINTS = 240
 _RATE_S = 15  # four scrapes at least, as Grafana has it
-_THERE = 'up{job="rayguard"}'
+SCRAPED = 'up{job="rayguard"}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Answers:
         return sorted(series, key=lambda one: one.name)
 
     def _first(self) -> float:
-        found = self._range(_THERE, self.end - _LOOK_BACK_S, self.end, _COARSE_S)
+        found = self._range(SCRAPED, self.end - _LOOK_BACK_S, self.end, _COARSE_S)
         if not found:
             raise ValueError(f"Prometheus has scraped no node in the {_LOOK_BACK_S:.0f} s before this moment")
         return min(float(one["values"][0][0]) for one in found)

@@ -57,7 +57,7 @@ def bars(canvas: Canvas, box: Box, panel: Panel, series: Sequence[Series], _: ob
     shown = sorted(series, key=lambda one: -one.newest)[:_MOST_BARS]
     left_out = len(series) - len(shown)
     bottom = 16.0 if left_out else 0.0
-    told = [readable(one.newest, one.unit) for one in shown]
+    told = [readable(round(one.newest), one.unit) for one in shown]
     values = 14 + max(width_of(text, 15) for text in told)
     names = 10 + max(width_of(one.name, _BAR_NAME) for one in shown)
     above = names > 0.6 * box.width  # there is no room for it beside
