@@ -207,7 +207,8 @@ def test_pictures_can_be_drawn_when_the_run_is_over(tmp_path, monkeypatch):
     asked = []
 
     class Stored:
-        def __init__(self, folder, config):
+        def __init__(self, folder, config, *options):
+            assert options == ("--query.lookback-delta=10s",)
             assert (folder / "data" / "wal").read_text() == "samples"
             assert "scrape" not in config
 
