@@ -15,6 +15,7 @@ from deploy.generate.alerts.rules import recordings
 from deploy.generate.dashboards.boards import boards
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_ZERO = re.compile(r' or (on \(\) (label_replace\()+)?vector\(0\)(, "\w+", "[^"]*", "", ""\))*')
 _DURATION = re.compile(r"(?<=\[)(\d+)([smhd])(?=\])|(?<=offset )(\d+)([smhd])\b")
 
 
@@ -52,6 +53,11 @@ def filled(expr: str, *, range_: str = "1h", interval: str = "1m", **variables: 
     """Return a panel's query as Grafana sends it: all jobs and nodes where ``variables`` name none."""
     values = {"__rate_interval": interval, "__range": range_, "ray_job": ".*", "instance": ".*", **variables}
     return re.sub(r"\$(\w+)", lambda found: values[found[1]], expr)
+
+
+def measured(expr: str) -> str:
+    """Return a panel's query without the 0 that it shows where there is no series."""
+    return _ZERO.sub("", expr)
 
 
 def sooner(document: dict[str, Any], times: float, least_s: int = 5) -> dict[str, Any]:

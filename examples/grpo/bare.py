@@ -51,6 +51,13 @@ class BareRollouts:
             raise RuntimeError(f"the rollouts have different weights: {sorted(versions)}")
         return str(versions.pop())
 
+    def wait_ready(self) -> None:
+        """Do nothing: whoever calls an actor waits for it."""
+
+    def serves(self, _number: int) -> bool:
+        """Say yes: nothing here would know better."""
+        return True
+
     def close(self) -> None:
         """End all rollouts: Ray does, with the cluster."""
 

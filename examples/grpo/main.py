@@ -85,7 +85,7 @@ def perform(history: History, view: View, injector: FaultInjector, out: Path, se
             loop.start()
             for number in range(history.steps_planned):
                 loop.step(number)
-            loop.observer.look(now=True)
+            loop.finish()
     except (ray.exceptions.RayError, RuntimeError, TimeoutError) as error:
         history.failure = f"at {history.doing}: {str(error).strip().splitlines()[-1]}"
     history.memory = memory_of_processes(out / "rayguard")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,16 @@ class Observer:
                     f"{len(left)} of {len(futures)} calls were not answered in {deadline_s:.0f} s"
                 )
         return [future.result() for future in futures]
+
+    def until(self, true: Callable[[], bool], *, deadline_s: float) -> bool:
+        """Look around until ``true()``; say whether it came to be in time."""
+        pause, deadline = threading.Event(), time.monotonic() + deadline_s
+        while not true():
+            if time.monotonic() > deadline:
+                return False
+            self.look()
+            pause.wait(POLL_S)
+        return True
 
     def look(self, *, now: bool = False) -> None:
         """Read the journal and the rollouts' answers, at most twice a second unless asked to."""

@@ -42,7 +42,7 @@ class Rollouts:
     def __init__(self, model_dir: str, fuses: Path, *, engines: int) -> None:
         policy = rayguard.PoolPolicy(progress=False)  # the demo draws a view of its own
         self.pool = rayguard.RolloutPool(Rollout, model_dir, fuses, engines=engines, policy=policy)
-        self.handles = tuple(self.pool.handles.values())
+        self.names, self.handles = zip(*self.pool.handles.items(), strict=True)
 
     def sample(self, requests: Sequence[Request]) -> list[Future[Any]]:
         """Ask for a sample of each request."""
@@ -53,13 +53,21 @@ class Rollouts:
         return [_read(generation, request) for generation, request in zip(generations, requests, strict=True)]
 
     def push(self) -> str:
-        """Bring all engines to the trainer's current weights and return their version.
+        """Bring the engines to the trainer's current weights and return their version.
 
-        A pool goes on while one of its actors is away. Here the next step waits for it, so that each fault
-        meets a whole pool.
+        Nobody waits for an actor that is away: it comes back with these weights or newer ones, and is given
+        no request before.
         """
-        self.pool.wait_ready()
         return self.pool.update_weights()
+
+    def wait_ready(self) -> None:
+        """Wait until all engines serve."""
+        self.pool.wait_ready()
+
+    def serves(self, number: int) -> bool:
+        """Say whether a rollout takes requests now."""
+        engine = self.pool.status()["engines"].get(self.names[number])
+        return engine is not None and engine["state"] == "serving"
 
     def close(self) -> None:
         """End all rollouts."""

@@ -11,14 +11,15 @@ from rayguard.testing.injector import PlannedFault, What
 
 # In this order: the assertion needs an engine whose chunked prefill is still on, and the deaths that follow a
 # seeded prompt on the same engine show that its cure outlives them. From the natural fault on all requests
-# are seeded, so all engines meet it in the same step.
+# are seeded, so all engines meet it in the same step. An actor takes longest to come back: the steps after
+# its death are the other rollout's, and the next two faults hit that one.
 STAGES = (
     ((What.SCHEDULER_ASSERTION, 1),),
     ((What.SEEDED_PARTIAL_PREFILL, 0), (What.SEEDED_PARTIAL_PREFILL, 1)),
-    ((What.KILL_CORE, 1),),
-    ((What.KILL_WORKER, 0),),
-    ((What.STOP_CORE, 1),),
     ((What.KILL_ACTOR, 0),),
+    ((What.KILL_CORE, 1),),
+    ((What.STOP_CORE, 1),),
+    ((What.KILL_WORKER, 0),),
 )
 CALM_STEPS = 2  # undisturbed at the start and at the end, to compare with
 BATCH_TOKENS = 2 * 16 * 16  # of one rollout in one step: prompts, samples, new tokens

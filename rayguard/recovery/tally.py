@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rayguard.harmless import count, errors
+from rayguard.recovery.remedy import Action
 
 if TYPE_CHECKING:
     from rayguard.recovery.incident import Incident
@@ -124,7 +125,8 @@ class Tally:
 
     def closed(self, incident: Incident) -> None:
         """Count a closed incident and its durations."""
-        key = (incident.kind, incident.scope, incident.remedy, incident.outcome.value, incident.job_id)
+        remedy = incident.remedy or Action.NONE.value  # an empty label would have no name in a dashboard
+        key = (incident.kind, incident.scope, remedy, incident.outcome.value, incident.job_id)
         with self._lock:
             self.last_incident = incident.id
             self.incidents[key] += 1

@@ -5,11 +5,12 @@ import os
 from dataclasses import replace
 
 from grpo_histories import good_history, memory_of
+from matplotlib.colors import to_hex
 from rich.console import Console
 
 from examples.grpo.history import History, RolloutState
 from examples.grpo.memory import memory_of_processes
-from examples.grpo.outcome.picture import draw
+from examples.grpo.outcome.picture import AWAY, draw, picture
 from examples.grpo.outcome.summary import brief, summary
 from examples.grpo.outcome.view import LiveView, PlainView, showing
 from rayguard.process.flight.writer import FlightRecorder
@@ -139,3 +140,24 @@ def test_the_picture_is_drawn_for_a_whole_a_broken_and_an_empty_run(tmp_path):
         path = draw(history, tmp_path / f"{number}.png")
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.stat().st_size > 10_000
+
+
+def test_the_picture_shows_who_was_away_while_the_steps_went_on():
+    """A lane for each rollout; away from a fault to the end of its incident, and not the whole pool."""
+    history = good_history()
+    lanes = picture(history).axes[2]
+    assert [label.get_text() for label in lanes.get_yticklabels()] == ["rollout 0", "rollout 1"]
+    away = [one for one in lanes.collections if to_hex(one.get_facecolor()[0]) == AWAY]
+    targets = [fault.planned.target for fault in history.fired]
+    assert [len(one.get_paths()) for one in away] == [targets.count(0), targets.count(1)]
+    left, _, right, _ = away[0].get_paths()[0].get_extents().extents.tolist()
+    first = next(fault.at for fault in history.fired if fault.planned.target == 0) - 1_010.0
+    assert (round(left, 3), round(right - left, 3)) == (round(first, 3), 0.6)
+
+
+def test_faults_of_one_moment_are_all_named():
+    """The second number would lie on the first."""
+    history = good_history()
+    marks = [text.get_text() for text in picture(history).axes[0].texts]
+    assert ", ".join(marks).split(", ") == [str(n + 1) for n in range(len(history.fired))]
+    assert any("," in mark for mark in marks)

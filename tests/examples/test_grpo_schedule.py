@@ -33,6 +33,16 @@ def test_both_rollouts_and_every_way_to_break_are_in_it():
     assert {fault.target for fault in plan(40, 0)} == {0, 1}
 
 
+def test_a_rollout_is_left_in_peace_for_long_after_its_actor_died():
+    """Else the run would wait for it, to hit it again: what is to be seen is that nobody waits."""
+    for seed in range(20):
+        faults = plan(40, seed)
+        [died] = [fault for fault in faults if fault.what is What.KILL_ACTOR]
+        again = [fault.step for fault in faults if fault.target == died.target and fault.step > died.step]
+        assert all(step - died.step >= 10 for step in again)
+        assert 40 - died.step >= 10
+
+
 def test_a_run_too_short_for_the_faults_is_refused():
     """Faults in neighbouring steps could not be told apart."""
     with pytest.raises(ValueError, match="too few"):

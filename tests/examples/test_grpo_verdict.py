@@ -17,7 +17,7 @@ def test_a_good_run_has_no_problems():
 
 
 def change(history, **fields):
-    history.incidents[3] = replace(history.incidents[3], **fields)
+    history.incidents[4] = replace(history.incidents[4], **fields)  # of an engine that was killed
 
 
 BREAKS = {

@@ -54,6 +54,13 @@ def test_closed_incidents_are_counted_with_their_times():
     assert tally.last_incident == "i2"
 
 
+def test_an_incident_without_a_remedy_is_counted_under_a_name():
+    """An empty label would be a bar without a name in the dashboard."""
+    tally = Tally()
+    tally.closed(incident(remedy=""))
+    assert [remedy for _, _, remedy, *_ in tally.incidents] == ["none"]
+
+
 def test_jobs_of_long_ago_are_let_go():
     """An agent lives as long as its node, and meets any number of jobs."""
     tally = Tally()

@@ -107,9 +107,16 @@ def number_of(query: str, *by: str) -> str:
     return _over("count", query, by)
 
 
-def or_zero(query: str) -> str:
-    """Return ``query``, or 0 where it has no series: only where nothing there *means* zero."""
-    return f"{query} or vector(0)"
+def or_zero(query: str, **named: str) -> str:
+    """Return ``query``, or 0 where it has no series: only where nothing there *means* zero.
+
+    A query by labels needs ``named``, the labels of that 0: without them it would stand beside the series
+    that there are, and a legend of labels would have no name for it.
+    """
+    zero = "vector(0)"
+    for label, value in named.items():
+        zero = f'label_replace({zero}, "{label}", "{value}", "", "")'
+    return f"{query} or on () {zero}" if named else f"{query} or {zero}"
 
 
 def _over(operation: str, query: str, by: tuple[str, ...]) -> str:

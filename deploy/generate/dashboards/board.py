@@ -13,17 +13,20 @@ class Draw(str, Enum):
     LINES = "timeseries"
     STACK = "stack"
     BARS = "bargauge"
+    TIMELINE = "state-timeline"  # a lane for each series, coloured by its value
 
 
 class Unit(str, Enum):
     """Grafana's names of units."""
 
     COUNT = "short"
+    CORES = "suffix:cores"
     SHARE = "percentunit"  # of a ratio 0-1
     SECONDS = "s"
     BYTES = "bytes"
     BYTES_RATE = "Bps"
     RATE = "cps"  # per second
+    REQUESTS = "reqps"  # requests or calls per second
 
 
 class Colour(str, Enum):
@@ -33,15 +36,21 @@ class Colour(str, Enum):
     ORANGE = "orange"
     RED = "red"
     BLUE = "blue"  # good and bad mean nothing here
+    YELLOW = "yellow"  # on its way
+    GREY = "#8e8e8e"  # over, or nobody's concern
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One question to Prometheus. ``legend`` names its series: text, or ``{{label}}``."""
+    """One question to Prometheus. ``legend`` names its series: text, or ``{{label}}``.
+
+    A curve with a unit of its own has an axis of its own, on the right.
+    """
 
     expr: str
     legend: str
     unit: Unit | None = None  # where it is not the panel's
+    colour: Colour | None = None  # where the panel's steps are not about it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +58,7 @@ class Panel:
     """One panel. ``about`` says what it shows and what to do; ``runbook`` is an alert's page.
 
     ``steps``: from this value on, this colour; before the first one it is ``colour``.
-    ``width`` is of 24.
+    ``names``: a series with this name always has this colour. ``width`` is of 24.
     """
 
     title: str
@@ -59,6 +68,7 @@ class Panel:
     unit: Unit = Unit.COUNT
     colour: Colour = Colour.GREEN
     steps: tuple[tuple[float, Colour], ...] = ()
+    names: tuple[tuple[str, Colour], ...] = ()
     runbook: str = ""
     width: int = 8
     height: int = 7
@@ -67,6 +77,13 @@ class Panel:
     def instant(self) -> bool:
         """Whether it shows one value over the whole range, and no curve."""
         return self.draw in (Draw.NUMBER, Draw.BARS)
+
+    @property
+    def axis_top(self) -> float:
+        """What the axis of curves reaches at least: the last step, or what makes a flat 0 readable."""
+        if self.steps:
+            return 1.0 if self.unit is Unit.SHARE else max(value for value, _ in self.steps)
+        return 0.01 if self.unit in (Unit.SHARE, Unit.SECONDS, Unit.CORES) else 1.0
 
 
 @dataclass(frozen=True, slots=True)

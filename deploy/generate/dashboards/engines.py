@@ -22,6 +22,15 @@ from deploy.generate.alerts.promql import (
 from deploy.generate.dashboards.board import Board, Colour, Draw, Panel, Query, Row, Unit
 
 RANGE, RATE = "$__range", "$__rate_interval"
+POOL = (
+    ("serving", Colour.GREEN),
+    ("starting", Colour.BLUE),
+    ("draining", Colour.YELLOW),
+    ("fenced", Colour.YELLOW),
+    ("replacing", Colour.ORANGE),
+    ("lost", Colour.RED),
+)
+OUTCOMES = (("delivered", Colour.GREEN), ("quarantined", Colour.ORANGE), ("failed", Colour.RED))
 WAIT, UPDATE = "rayguard_pool_queue_wait_seconds", "rayguard_pool_weight_update_seconds"
 
 
@@ -50,8 +59,13 @@ def _serving() -> tuple[Panel, ...]:
                 "`fenced` lives and waits for current weights, `lost` is not replaced. All are to be "
                 "`serving`."
             ),
-            queries=(Query(or_zero(total(gauge("rayguard_pool_engines", JOB), "state")), "{{state}}"),),
+            queries=(
+                Query(
+                    or_zero(total(gauge("rayguard_pool_engines", JOB), "state"), state="no pool"), "{{state}}"
+                ),
+            ),
             draw=Draw.STACK,
+            names=POOL,
             runbook="stale-weights",
         ),
         Panel(
@@ -61,7 +75,10 @@ def _serving() -> tuple[Panel, ...]:
                 "weights."
             ),
             queries=(
-                Query(or_zero(total(gauge("rayguard_engine_serving", JOB), "engine")), "{{engine}}"),
+                Query(
+                    or_zero(total(gauge("rayguard_engine_serving", JOB), "engine"), engine="no engine"),
+                    "{{engine}}",
+                ),
                 Query(or_zero(total(gauge("rayguard_standby_ready", JOB))), "standbys"),
             ),
         ),
@@ -71,7 +88,12 @@ def _serving() -> tuple[Panel, ...]:
                 "0 is full speed. Higher rungs are safer and slower; they come down by themselves "
                 "without faults."
             ),
-            queries=(Query(or_zero(most(gauge("rayguard_engine_rung", JOB), "engine")), "{{engine}}"),),
+            queries=(
+                Query(
+                    or_zero(most(gauge("rayguard_engine_rung", JOB), "engine"), engine="no engine"),
+                    "{{engine}}",
+                ),
+            ),
             steps=((1, Colour.ORANGE), (4, Colour.RED)),
         ),
     )
@@ -80,15 +102,18 @@ def _serving() -> tuple[Panel, ...]:
 def _requests() -> tuple[Panel, ...]:
     return (
         Panel(
-            title="Tokens generated",
-            about="Tokens per second, by engine. It falls to 0 in a weight update, and must come back.",
+            title="Tokens per second",
+            about="Generated tokens, by engine. It falls to 0 in a weight update, and must come back.",
             queries=(
                 Query(
-                    or_zero(total(rate("rayguard_tokens_generated_total", RATE, JOB), "engine")), "{{engine}}"
+                    or_zero(
+                        total(rate("rayguard_tokens_generated_total", RATE, JOB), "engine"),
+                        engine="no engine",
+                    ),
+                    "{{engine}}",
                 ),
             ),
             draw=Draw.STACK,
-            unit=Unit.RATE,
         ),
         Panel(
             title="Requests in pools",
@@ -107,35 +132,47 @@ def _requests() -> tuple[Panel, ...]:
             about="All are to be `delivered`. `quarantined` killed several engines: look at these prompts.",
             queries=(
                 Query(
-                    or_zero(total(rate("rayguard_pool_requests_total", RATE, JOB), "outcome")), "{{outcome}}"
+                    or_zero(
+                        total(rate("rayguard_pool_requests_total", RATE, JOB), "outcome"), outcome="no pool"
+                    ),
+                    "{{outcome}}",
                 ),
             ),
             draw=Draw.STACK,
-            unit=Unit.RATE,
+            unit=Unit.REQUESTS,
+            names=OUTCOMES,
             runbook="requests-lost",
         ),
         Panel(
             title="Waiting for an engine",
             about="Seconds that requests waited; `given out` says how many a second. 0 while there are none.",
             queries=(
-                Query(f"{quantile(0.5, WAIT, RATE, (), JOB)} >= 0 or vector(0)", "half"),
-                Query(f"{quantile(0.95, WAIT, RATE, (), JOB)} >= 0 or vector(0)", "95 %"),
-                Query(or_zero(total(observed(WAIT, RATE, JOB))), "given out", Unit.RATE),
+                Query(f"{quantile(0.5, WAIT, RATE, (), JOB)} >= 0 or vector(0)", "half at most"),
+                Query(f"{quantile(0.95, WAIT, RATE, (), JOB)} >= 0 or vector(0)", "95 % at most"),
+                Query(or_zero(total(observed(WAIT, RATE, JOB))), "given out (right)", Unit.REQUESTS),
             ),
             unit=Unit.SECONDS,
         ),
         Panel(
             title="Calls",
             about="Calls of guarded and watched classes. One at 0 while others go on has stopped working.",
-            queries=(Query(or_zero(total(rate("rayguard_calls_total", RATE, JOB), "target")), "{{target}}"),),
-            unit=Unit.RATE,
+            queries=(
+                Query(
+                    or_zero(total(rate("rayguard_calls_total", RATE, JOB), "target"), target="no call"),
+                    "{{target}}",
+                ),
+            ),
+            unit=Unit.REQUESTS,
         ),
         Panel(
             title="Memory of engines",
             about="Private memory of the engines' own processes. One that only grows will be rebuilt.",
             queries=(
                 Query(
-                    or_zero(total(gauge("rayguard_engine_memory_bytes", JOB), "actor_class")),
+                    or_zero(
+                        total(gauge("rayguard_engine_memory_bytes", JOB), "actor_class"),
+                        actor_class="no engine",
+                    ),
                     "{{actor_class}}",
                 ),
             ),
@@ -154,11 +191,15 @@ def _weights() -> tuple[Panel, ...]:
             ),
             queries=(
                 Query(
-                    or_zero(total(increase("rayguard_pool_weight_pushes_total", RATE, JOB), "outcome")),
+                    or_zero(
+                        total(increase("rayguard_pool_weight_pushes_total", RATE, JOB), "outcome"),
+                        outcome="no push",
+                    ),
                     "{{outcome}}",
                 ),
             ),
             draw=Draw.STACK,
+            names=(("taken", Colour.GREEN), ("failed", Colour.RED)),
             runbook="stale-weights",
             width=12,
         ),
@@ -170,7 +211,7 @@ def _weights() -> tuple[Panel, ...]:
             ),
             queries=(
                 Query(or_zero(total(spent(UPDATE, RATE, JOB))), "share of the time"),
-                Query(or_zero(mean(UPDATE, RATE, (), JOB)), "one update", Unit.SECONDS),
+                Query(or_zero(mean(UPDATE, RATE, (), JOB)), "one update (right)", Unit.SECONDS),
             ),
             unit=Unit.SHARE,
             width=12,
@@ -185,10 +226,11 @@ def _faults() -> tuple[Panel, ...]:
             about="Lives of actors that ended under a pool, and actors hired in their place.",
             queries=(
                 Query(
-                    or_zero(total(grown("rayguard_pool_losses_total", RANGE, JOB), "kind")), "lost: {{kind}}"
+                    or_zero(total(grown("rayguard_pool_losses_total", RANGE, JOB), "kind"), kind="none"),
+                    "lost: {{kind}}",
                 ),
                 Query(
-                    or_zero(total(grown("rayguard_pool_hires_total", RANGE, JOB), "reason")),
+                    or_zero(total(grown("rayguard_pool_hires_total", RANGE, JOB), "reason"), reason="none"),
                     "hired: {{reason}}",
                 ),
                 Query(
@@ -210,7 +252,10 @@ def _faults() -> tuple[Panel, ...]:
             ),
             queries=(
                 Query(
-                    or_zero(total(grown("rayguard_pool_interruptions_total", RANGE, JOB), "kind")), "{{kind}}"
+                    or_zero(
+                        total(grown("rayguard_pool_interruptions_total", RANGE, JOB), "kind"), kind="none"
+                    ),
+                    "{{kind}}",
                 ),
             ),
             draw=Draw.BARS,

@@ -49,7 +49,7 @@ def _left() -> tuple[Panel, ...]:
                 ),
                 Query(
                     most(gauge("rayguard_node_memory_stalled_ratio", NODE), "instance"),
-                    "{{instance}}: time stalled for memory",
+                    "{{instance}}: time stalled",
                 ),
             ),
             unit=Unit.SHARE,
@@ -62,7 +62,7 @@ def _left() -> tuple[Panel, ...]:
             about="Free memory of the node that has least. Below 10 % somebody has to make room.",
             queries=(
                 Query(f"min({rules.headroom(NODE)})", "share"),
-                Query(f"min({gauge(limit, NODE)} - {gauge(used, NODE)})", "bytes", Unit.BYTES),
+                Query(f"min({gauge(limit, NODE)} - {gauge(used, NODE)})", "bytes", Unit.BYTES, Colour.BLUE),
             ),
             draw=Draw.NUMBER,
             unit=Unit.SHARE,
@@ -78,7 +78,7 @@ def _left() -> tuple[Panel, ...]:
                 "it should be."
             ),
             queries=(
-                Query(or_zero(number_of(gauge("rayguard_memory_forecast_seconds", JOB))), "foreseen"),
+                Query(or_zero(number_of(gauge("rayguard_memory_forecast_seconds", JOB))), "groups"),
                 Query(least(gauge("rayguard_memory_forecast_seconds", JOB)), "soonest", Unit.SECONDS),
             ),
             draw=Draw.NUMBER,
@@ -116,12 +116,10 @@ def _taken() -> tuple[Panel, ...]:
             ),
             queries=(
                 Query(
-                    or_zero(total(grown("rayguard_memory_reliefs_total", RANGE, JOB), "relief")), "{{relief}}"
-                ),
-                Query(
-                    or_zero(total(grown("rayguard_memory_relieved_bytes_total", RANGE, JOB))),
-                    "bytes",
-                    Unit.BYTES,
+                    or_zero(
+                        total(grown("rayguard_memory_reliefs_total", RANGE, JOB), "relief"), relief="none"
+                    ),
+                    "{{relief}}",
                 ),
             ),
             draw=Draw.BARS,
@@ -136,31 +134,44 @@ def _taken() -> tuple[Panel, ...]:
             queries=(
                 Query(
                     or_zero(
-                        total(gauge("rayguard_node_device_memory_used_bytes", NODE), "instance", "device")
+                        total(gauge("rayguard_node_device_memory_used_bytes", NODE), "instance", "device"),
+                        device="no GPU",
                     ),
                     "{{instance}} {{device}}",
                 ),
                 Query(or_zero(total(gauge("rayguard_node_device_memory_limit_bytes", NODE))), "all there is"),
             ),
             unit=Unit.BYTES,
-            width=12,
         ),
         Panel(
             title="Leftovers of the dead",
             about="Processes and segments in /dev/shm that dead ones left and the reaper removed.",
             queries=(
                 Query(
-                    or_zero(total(grown("rayguard_leftovers_reaped_total", RANGE, NODE), "kind")), "{{kind}}"
-                ),
-                Query(
-                    or_zero(total(grown("rayguard_leftovers_reaped_bytes_total", RANGE, NODE))),
-                    "bytes",
-                    Unit.BYTES,
+                    or_zero(
+                        total(grown("rayguard_leftovers_reaped_total", RANGE, NODE), "kind"), kind="none"
+                    ),
+                    "{{kind}}",
                 ),
             ),
             draw=Draw.BARS,
             colour=Colour.BLUE,
-            width=12,
+        ),
+        Panel(
+            title="Bytes given back",
+            about="What the reliefs and the reaper freed in the time range, measured.",
+            queries=(
+                Query(
+                    or_zero(total(grown("rayguard_memory_relieved_bytes_total", RANGE, JOB))), "by reliefs"
+                ),
+                Query(
+                    or_zero(total(grown("rayguard_leftovers_reaped_bytes_total", RANGE, NODE))),
+                    "by the reaper",
+                ),
+            ),
+            draw=Draw.NUMBER,
+            unit=Unit.BYTES,
+            colour=Colour.BLUE,
         ),
     )
 

@@ -46,6 +46,12 @@ def _there() -> tuple[Panel, ...]:
             ),
             queries=(Query(most(gauge("rayguard_nodes", NODE), "state"), "{{state}}"),),
             draw=Draw.STACK,
+            names=(
+                ("alive", Colour.GREEN),
+                ("draining", Colour.YELLOW),
+                ("quarantined", Colour.ORANGE),
+                ("dead", Colour.RED),
+            ),
             runbook="node-quarantined",
         ),
         Panel(
@@ -53,12 +59,14 @@ def _there() -> tuple[Panel, ...]:
             about="One for each live node. A `missing` one: that node is not watched, its job runs on.",
             queries=(Query(most(gauge("rayguard_agents", NODE), "state"), "{{state}}"),),
             draw=Draw.STACK,
+            names=(("up", Colour.GREEN), ("no answer", Colour.ORANGE), ("missing", Colour.RED)),
             runbook="agent-missing",
         ),
         Panel(
             title="Answers to Prometheus",
-            about="1 while the node's endpoint answers. 0: the agent is gone, or a firewall is between.",
+            about="Green while a node's endpoint answers. Red: its agent is gone, or a firewall is between.",
             queries=(Query(f"up{{{OF_SCRAPE}}}", "{{instance}}"),),
+            draw=Draw.TIMELINE,
             colour=Colour.RED,
             steps=((1, Colour.GREEN),),
             runbook="agent-gone",
@@ -79,7 +87,10 @@ def _processes() -> tuple[Panel, ...]:
             about="Stopped by a signal or a debugger. Ray does not notice; calls to them wait for ever.",
             queries=(
                 Query(
-                    or_zero(total(gauge("rayguard_processes_stopped", JOB), "actor_class")), "{{actor_class}}"
+                    or_zero(
+                        total(gauge("rayguard_processes_stopped", JOB), "actor_class"), actor_class="none"
+                    ),
+                    "{{actor_class}}",
                 ),
             ),
             steps=((1, Colour.RED),),
@@ -90,7 +101,11 @@ def _processes() -> tuple[Panel, ...]:
             about="Processes that ended and were not meant to, in the time range, by kind and node.",
             queries=(
                 Query(
-                    or_zero(total(grown("rayguard_process_deaths_total", RANGE, NODE), "kind", "instance")),
+                    or_zero(
+                        total(grown("rayguard_process_deaths_total", RANGE, NODE), "kind", "instance"),
+                        kind="none",
+                        instance="any node",
+                    ),
                     "{{kind}} on {{instance}}",
                 ),
             ),
@@ -150,13 +165,14 @@ def _agents() -> tuple[Panel, ...]:
     return (
         Panel(
             title="CPU of an agent",
-            about="Cores, by node. It is meant to be near nothing.",
+            about="By node. It is meant to be near nothing: above a tenth of a core, please tell us.",
             queries=(
                 Query(
                     total(rate("rayguard_agent_cpu_seconds_total", RATE, NODE), "instance"), "{{instance}}"
                 ),
             ),
-            unit=Unit.SHARE,
+            unit=Unit.CORES,
+            steps=((0.1, Colour.ORANGE),),
             width=6,
         ),
         Panel(
@@ -174,7 +190,10 @@ def _agents() -> tuple[Panel, ...]:
             about="Deaths and changes that Ray's control store told the supervisors, per second.",
             queries=(
                 Query(
-                    or_zero(total(rate("rayguard_supervisor_events_total", RATE, NODE), "kind")), "{{kind}}"
+                    or_zero(
+                        total(rate("rayguard_supervisor_events_total", RATE, NODE), "kind"), kind="no event"
+                    ),
+                    "{{kind}}",
                 ),
             ),
             unit=Unit.RATE,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from deploy.generate.alerts import rules
 from deploy.generate.alerts.promql import (
     JOB,
     NODE,
-    gauge,
     grown,
     increase,
-    least,
     number_of,
     or_zero,
     quantile,
@@ -19,11 +15,9 @@ from deploy.generate.alerts.promql import (
     total,
 )
 from deploy.generate.dashboards.board import Board, Colour, Draw, Panel, Query, Row, Unit
+from deploy.generate.dashboards.job_health import BAD, FIRING, job_health
 
 RANGE, RATE = "$__range", "$__rate_interval"
-FIRING = 'ALERTS{alertname=~"Rayguard.*", alertstate="firing"}'
-BAD = ((1, Colour.RED),)
-LOW_IS_BAD = ((0.9, Colour.ORANGE), (0.95, Colour.GREEN))
 
 
 def overview() -> Board:
@@ -33,103 +27,10 @@ def overview() -> Board:
         title="rayguard / Overview",
         about="Is the job healthy, what broke, what was done about it, and what did it cost.",
         rows=(
-            Row("Is the job healthy?", (*_numbers(), *_health())),
+            Row("Is the job healthy?", job_health()),
             Row("What broke?", _broken()),
             Row("What was done?", _done()),
             Row("What does it cost?", _cost()),
-        ),
-    )
-
-
-def _numbers() -> tuple[Panel, ...]:
-    number = partial(Panel, draw=Draw.NUMBER, width=4, height=4)
-    return (
-        number(
-            title="Alerts firing",
-            about=(
-                "Alerts of rayguard that fire now. The list is below under What broke; each alert links "
-                "its runbook."
-            ),
-            queries=(Query(or_zero(number_of(FIRING)), "Alerts firing"),),
-            steps=BAD,
-        ),
-        number(
-            title="Open stories",
-            about=(
-                "Causes at work now; one may have many incidents. `rayguard incidents` tells each in a "
-                "sentence."
-            ),
-            queries=(Query(total(gauge("rayguard_job_stories_open", JOB)), "Open stories"),),
-            steps=((1, Colour.ORANGE),),
-            runbook="incident-open",
-        ),
-        number(
-            title="Training time (ETTR)",
-            about=(
-                "Share of the time range in which no incident was open. Below 95 %: see what broke most "
-                "often."
-            ),
-            queries=(Query(rules.ettr(RANGE, JOB), "Training time (ETTR)"),),
-            unit=Unit.SHARE,
-            colour=Colour.RED,
-            steps=LOW_IS_BAD,
-            runbook="training-time-low",
-        ),
-        number(
-            title="Goodput",
-            about=(
-                "Share of the generated tokens that did not have to be generated again; 1 where none "
-                "were lost."
-            ),
-            queries=(Query(rules.goodput(RANGE, JOB), "Goodput"),),
-            unit=Unit.SHARE,
-            colour=Colour.RED,
-            steps=LOW_IS_BAD,
-        ),
-        number(
-            title="Restarts left",
-            about=(
-                "Share of the job's restart budget that is left; it fills again with time. See what broke."
-            ),
-            queries=(Query(least(gauge("rayguard_job_restart_budget_ratio", JOB)), "Restarts left"),),
-            unit=Unit.SHARE,
-            colour=Colour.RED,
-            steps=((0.25, Colour.ORANGE), (0.5, Colour.GREEN)),
-            runbook="restart-budget-low",
-        ),
-        number(
-            title="Crash loops",
-            about="Actors that died again and again for one cause, and were stopped. Fix the cause.",
-            queries=(Query(total(gauge("rayguard_job_crash_loops", JOB)), "Crash loops"),),
-            steps=BAD,
-            runbook="crash-loop",
-        ),
-    )
-
-
-def _health() -> tuple[Panel, ...]:
-    return (
-        Panel(
-            title="Progress",
-            about=(
-                "Calls, tokens and answered requests per second. All at 0 with live actors: the job "
-                "stands still."
-            ),
-            queries=(
-                Query(or_zero(total(rate("rayguard_calls_total", RATE, JOB))), "calls"),
-                Query(or_zero(total(rate("rayguard_tokens_generated_total", RATE, JOB))), "tokens"),
-                Query(or_zero(total(rate("rayguard_pool_requests_total", RATE, JOB))), "requests"),
-            ),
-            unit=Unit.RATE,
-            runbook="job-stalled",
-            width=12,
-        ),
-        Panel(
-            title="Actors by state",
-            about="Actors of the job as Ray has them. Many that restart: look at what broke.",
-            queries=(Query(total(gauge("rayguard_job_actors", JOB), "state"), "{{state}}"),),
-            draw=Draw.STACK,
-            width=12,
         ),
     )
 
@@ -143,7 +44,11 @@ def _broken() -> tuple[Panel, ...]:
             ),
             queries=(
                 Query(
-                    or_zero(total(grown("rayguard_job_stories_total", RANGE, JOB), "kind", "scope")),
+                    or_zero(
+                        total(grown("rayguard_job_stories_total", RANGE, JOB), "kind", "scope"),
+                        kind="none",
+                        scope="so far",
+                    ),
                     "{{kind}} ({{scope}})",
                 ),
             ),
@@ -154,15 +59,19 @@ def _broken() -> tuple[Panel, ...]:
             title="Incidents by kind",
             about="Incidents that closed. What a kind means and what to do: docs/why-did-my-actor-die.md.",
             queries=(
-                Query(or_zero(total(grown("rayguard_incidents_total", RATE, JOB), "kind")), "{{kind}}"),
+                Query(
+                    or_zero(total(grown("rayguard_incidents_total", RATE, JOB), "kind"), kind="none"),
+                    "{{kind}}",
+                ),
             ),
             draw=Draw.STACK,
         ),
         Panel(
             title="Alerts firing, by name",
-            about="Which alerts fired when. Each has a page in docs/runbooks.",
-            queries=(Query(or_zero(number_of(FIRING, "alertname")), "{{alertname}}"),),
-            draw=Draw.STACK,
+            about="Which alerts fired when: red is firing. Each has a page in docs/runbooks.",
+            queries=(Query(or_zero(number_of(FIRING, "alertname"), alertname="no alert"), "{{alertname}}"),),
+            draw=Draw.TIMELINE,
+            steps=BAD,
         ),
     )
 
@@ -177,13 +86,18 @@ def _done() -> tuple[Panel, ...]:
             ),
             queries=(
                 Query(
-                    or_zero(total(grown("rayguard_incidents_total", RANGE, JOB), "remedy", "outcome")),
+                    or_zero(
+                        total(grown("rayguard_incidents_total", RANGE, JOB), "remedy", "outcome"),
+                        remedy="nothing",
+                        outcome="so far",
+                    ),
                     "{{remedy}}: {{outcome}}",
                 ),
             ),
             draw=Draw.BARS,
             colour=Colour.BLUE,
             runbook="recovery-failed",
+            width=7,
         ),
         Panel(
             title="Time to detect",
@@ -198,7 +112,7 @@ def _done() -> tuple[Panel, ...]:
             draw=Draw.NUMBER,
             unit=Unit.SECONDS,
             steps=((0.5, Colour.ORANGE), (10, Colour.RED)),
-            width=4,
+            width=5,
         ),
         Panel(
             title="Time to recover (MTTR)",
@@ -213,7 +127,7 @@ def _done() -> tuple[Panel, ...]:
             draw=Draw.NUMBER,
             unit=Unit.SECONDS,
             steps=((60, Colour.ORANGE), (300, Colour.RED)),
-            width=4,
+            width=5,
         ),
         Panel(
             title="What was set right",
@@ -229,6 +143,7 @@ def _done() -> tuple[Panel, ...]:
                 ),
             ),
             draw=Draw.STACK,
+            width=7,
         ),
     )
 
@@ -269,8 +184,8 @@ def _cost() -> tuple[Panel, ...]:
         Panel(
             title="What rayguard itself takes",
             about="CPU cores of all agents together. More than a tenth of a core a node: please tell us.",
-            queries=(Query(total(rate("rayguard_agent_cpu_seconds_total", RATE, NODE)), "cores"),),
-            colour=Colour.BLUE,
+            queries=(Query(total(rate("rayguard_agent_cpu_seconds_total", RATE, NODE)), "all agents"),),
+            unit=Unit.CORES,
             width=6,
             height=6,
         ),
@@ -281,7 +196,12 @@ def _cost() -> tuple[Panel, ...]:
                 "tracebacks."
             ),
             queries=(
-                Query(or_zero(total(grown("rayguard_guard_errors_total", RATE, JOB), "piece")), "{{piece}}"),
+                Query(
+                    or_zero(
+                        total(grown("rayguard_guard_errors_total", RATE, JOB), "piece"), piece="no error"
+                    ),
+                    "{{piece}}",
+                ),
             ),
             steps=BAD,
             runbook="guard-errors",

@@ -5,18 +5,27 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    dashboard,
+    prometheus,
+    stat,
+    statetimeline,
+    timeseries,
+)
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as looks
 from grafana_foundation_sdk.models import dashboard as models
 
 from deploy.generate.alerts.alert import DOCS_URL
-from deploy.generate.dashboards.board import Board, Draw, Panel, Query
+from deploy.generate.dashboards.board import Board, Colour, Draw, Panel, Query
 from rayguard.metrics.node.discovery import JOB as SCRAPE
 from rayguard.metrics.sources import known
 
 TAG = "rayguard"
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+_NEWEST = "lastNotNull"
 _FIRING = 'ALERTS{alertname=~"Rayguard.*", alertstate="firing"}'
 
 
@@ -63,33 +72,61 @@ def _panel(panel: Panel, docs_url: str) -> Any:
         built = built.links([dashboard.DashboardLink("Runbook").type(models.DashboardLinkType.LINK).url(url)])
     for letter, query in zip("ABCDEF", panel.queries, strict=False):
         built = built.with_target(_target(letter, query, instant=panel.instant))
-        if query.unit is not None:
-            built = built.override_by_query(letter, [models.DynamicConfigValue("unit", query.unit.value)])
+        if overrides := _overrides(query):
+            built = built.override_by_query(letter, overrides)
+    for name, colour in panel.names:
+        built = built.override_by_name(name, [_fixed(colour)])
     return built
 
 
+def _overrides(query: Query) -> list[models.DynamicConfigValue]:
+    unit = [models.DynamicConfigValue("unit", query.unit.value)] if query.unit else []
+    return unit + ([_fixed(query.colour)] if query.colour else [])
+
+
+def _fixed(colour: Colour) -> models.DynamicConfigValue:
+    return models.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour.value})
+
+
 def _drawn(panel: Panel) -> Any:
-    newest = common.ReduceDataOptions().calcs(["lastNotNull"]).values(values=False)
+    newest = common.ReduceDataOptions().calcs([_NEWEST]).values(values=False)
     by_value = dashboard.FieldColor().mode(models.FieldColorModeId.THRESHOLDS)
     if panel.draw is Draw.NUMBER:
         number = stat.Panel().reduce_options(newest).graph_mode(looks.BigValueGraphMode.NONE)
         return number.color_mode(looks.BigValueColorMode.VALUE).color_scheme(by_value)
     if panel.draw is Draw.BARS:
         bars = bargauge.Panel().reduce_options(newest).display_mode(looks.BarGaugeDisplayMode.BASIC)
-        return bars.orientation(looks.VizOrientation.HORIZONTAL).color_scheme(by_value).min(0)
-    legend = common.VizLegendOptions().display_mode(looks.LegendDisplayMode.LIST)
+        bars = bars.orientation(looks.VizOrientation.HORIZONTAL).color_scheme(by_value).min(0)
+        return bars.decimals(0)  # `increase` reckons with the edges of its window: 2.01 deaths
+    return _lanes(by_value) if panel.draw is Draw.TIMELINE else _curves(panel)
+
+
+def _lanes(by_value: Any) -> Any:
+    lanes = statetimeline.Panel().color_scheme(by_value).show_value(looks.VisibilityMode.NEVER)
+    return (
+        lanes.fill_opacity(80)
+        .row_height(0.8)
+        .legend(common.VizLegendOptions().show_legend(show_legend=False))
+    )
+
+
+def _curves(panel: Panel) -> Any:
+    legend = common.VizLegendOptions().display_mode(looks.LegendDisplayMode.LIST).calcs([_NEWEST])
     lines = (
         timeseries.Panel()
         .legend(legend.placement(looks.LegendPlacement.BOTTOM).show_legend(show_legend=True))
         .tooltip(common.VizTooltipOptions().mode(looks.TooltipDisplayMode.MULTI))
+        .line_width(2)
         .fill_opacity(10)
         .axis_soft_min(0)
+        .axis_soft_max(panel.axis_top)
     )
     if panel.steps:
         dashed = common.GraphThresholdsStyleConfig().mode(looks.GraphTresholdsStyleMode.DASHED)
         lines = lines.thresholds_style(dashed)
-    if panel.draw is Draw.STACK:
-        return lines.stacking(common.StackingConfig().mode(looks.StackingMode.NORMAL)).fill_opacity(40)
+    if panel.draw is Draw.STACK:  # no lines: that of a 0 would lie on all that is below it
+        stack = common.StackingConfig().mode(looks.StackingMode.NORMAL)
+        return lines.line_width(0).fill_opacity(70).stacking(stack)
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The run as a picture: reward and throughput over time, with every fault and every recovery in it."""
+"""The run as a picture: reward, throughput and who serves over time, with every fault and recovery in it."""
 
 from __future__ import annotations
 
@@ -15,28 +15,46 @@ if TYPE_CHECKING:
     from examples.grpo.outcome.verdict import Joined
 
 INK, GREY, GRID = "#1f2430", "#6b7280", "#e5e7eb"
-REWARD, SPEED, FAULT, DOWN, CURE = "#2563eb", "#0d9488", "#dc2626", "#fde68a", "#16a34a"
+REWARD, SPEED, FAULT, AWAY, SERVES = "#2563eb", "#0d9488", "#dc2626", "#f59e0b", "#bbe7c8"
+NEAR_S = 0.5
 CELLS = (0.0, 0.025, 0.30, 0.49, 0.71, 0.785, 0.895)  # where the columns of the table begin
 
 
 def draw(history: History, path: Path) -> Path:
     """Write the picture to ``path`` (PNG) and return it."""
+    picture(history).savefig(path, dpi=130)
+    return path
+
+
+def picture(history: History) -> Figure:
+    """Return the picture."""
     joined = join(history)
-    height = 5.2 + 0.24 * max(len(joined), 1)
+    height = 6.0 + 0.24 * max(len(joined), 1)
     figure = Figure(figsize=(12.5, height))
-    above, below, legend = figure.subplots(3, 1, height_ratios=[2.4, 1.5, 0.12 + 0.24 * max(len(joined), 1)])
+    ratios = [2.4, 1.5, 0.8, 0.12 + 0.24 * max(len(joined), 1)]
+    above, below, lanes, legend = figure.subplots(4, 1, height_ratios=ratios)
     below.sharex(above)
+    lanes.sharex(above)
     _reward(above, history)
     _throughput(below, history)
-    for number, one in enumerate(joined, start=1):
-        _mark(above, below, history, number, one)
+    _lanes(lanes, history, joined)
+    for struck, numbers in _struck(joined, _zero(history)).items():
+        _mark((above, below, lanes), struck, numbers)
     _names(legend, joined)
     title = "guarded by rayguard" if history.guarded else "bare Ray and vLLM"
-    figure.suptitle(f"GRPO under fire, {title}", x=0.06, ha="left", color=INK, fontsize=14, weight="bold")
-    figure.text(0.985, 0.965, "red: fault   green: serving again", ha="right", color=GREY, fontsize=9)
-    figure.tight_layout(rect=(0, 0, 1, 0.98))
-    figure.savefig(path, dpi=130)
-    return path
+    figure.suptitle(
+        f"GRPO with faults on purpose, {title}", x=0.06, ha="left", color=INK, fontsize=14, weight="bold"
+    )
+    figure.text(
+        0.985,
+        0.965,
+        "red: a fault   amber: that rollout is away, the steps go on with who serves",
+        ha="right",
+        color=GREY,
+        fontsize=9,
+    )
+    figure.tight_layout(rect=(0, 0, 1, 0.98), h_pad=0.4)
+    return figure
 
 
 def _reward(axes: Any, history: History) -> None:
@@ -49,26 +67,53 @@ def _reward(axes: Any, history: History) -> None:
 
 
 def _throughput(axes: Any, history: History) -> None:
-    edges = [step.started_at - _zero(history) for step in history.steps]
-    if history.steps:
-        edges.append(history.steps[-1].ended_at - _zero(history))
-        axes.stairs([step.throughput for step in history.steps], edges, color=SPEED, fill=True, alpha=0.75)
+    for step in history.steps:  # a gap between two is one in which no step ran
+        width = step.ended_at - step.started_at
+        begin = step.started_at - _zero(history)
+        look = {"align": "edge", "color": SPEED, "alpha": 0.75, "edgecolor": "white", "linewidth": 0.5}
+        axes.bar(begin, step.throughput, width, **look)
     axes.set_ylabel("tokens / s, by step")
-    axes.set_xlabel("seconds since the first step")
     axes.set_ylim(bottom=0)
     _tidy(axes)
+    axes.tick_params(labelbottom=False)
 
 
-def _mark(above: Any, below: Any, history: History, number: int, one: Joined) -> None:
-    struck = one.fault.at - _zero(history)
-    for axes in (above, below):
-        axes.axvline(struck, color=FAULT, lw=1.2, zorder=2)
-        if one.incident and one.incident.closed_at:
-            served = one.incident.closed_at - _zero(history)
-            axes.axvspan(struck, served, color=DOWN, alpha=0.7, lw=0, zorder=1)
-            axes.axvline(served, color=CURE, lw=1.2, zorder=2)
-    above.annotate(
-        str(number),
+def _lanes(axes: Any, history: History, joined: list[Joined]) -> None:
+    """Draw who serves: a lane for each rollout, in another colour from a fault to the end of its incident."""
+    end = history.steps[-1].ended_at if history.steps else history.started_at
+    for number in range(len(history.rollouts)):
+        mine = [
+            (one.fault.at, one.incident.closed_at or end)
+            for one in joined
+            if one.fault.planned.target == number and one.incident
+        ]
+        last = max([end, *(closed for _, closed in mine)])
+        lane = (number - 0.36, 0.72)
+        axes.broken_barh([(0, last - _zero(history))], lane, facecolors=SERVES)
+        spans = [(struck - _zero(history), closed - struck) for struck, closed in mine]
+        axes.broken_barh(spans, lane, facecolors=AWAY)
+    axes.set_ylim(len(history.rollouts) - 0.5, -0.5)
+    axes.set_yticks(range(len(history.rollouts)), [f"rollout {n}" for n in range(len(history.rollouts))])
+    axes.set_xlabel("seconds since the first step")
+    _tidy(axes)
+    axes.grid(visible=False)
+
+
+def _struck(joined: list[Joined], zero: float) -> dict[float, str]:
+    """Return the numbers of the faults by their moment; of several in one moment all, that none is hidden."""
+    found: dict[float, str] = {}
+    for number, one in enumerate(joined, start=1):
+        at = one.fault.at - zero
+        near = next((moment for moment in found if abs(moment - at) < NEAR_S), at)
+        found[near] = f"{found[near]}, {number}" if near in found else str(number)
+    return found
+
+
+def _mark(places: tuple[Any, ...], struck: float, numbers: str) -> None:
+    for axes in places:
+        axes.axvline(struck, color=FAULT, lw=1.2, zorder=4)
+    places[0].annotate(
+        numbers,
         (struck, 1.0),
         xycoords=("data", "axes fraction"),
         xytext=(0, 3),
@@ -78,7 +123,7 @@ def _mark(above: Any, below: Any, history: History, number: int, one: Joined) ->
         color="white",
         fontsize=8.5,
         weight="bold",
-        bbox={"boxstyle": "circle,pad=0.25", "fc": FAULT, "ec": "none"},
+        bbox={"boxstyle": "round,pad=0.3,rounding_size=0.8", "fc": FAULT, "ec": "none"},
         zorder=4,
     )
 

@@ -88,7 +88,7 @@ def problems(history: History) -> list[str]:
 
 
 def _by_fault(history: History) -> list[tuple[FiredFault, list[Incident]]]:
-    """Return each fault with its rollout's incidents until the next there: the loop waits for recoveries."""
+    """Return each fault with its rollout's incidents until the next there, for which the loop waits."""
     faults = sorted(history.fired, key=lambda fault: fault.at)
     return [(fault, _of(fault, faults[number + 1 :], history)) for number, fault in enumerate(faults)]
 

@@ -44,10 +44,10 @@ class Alert:
 class Prometheus:
     """``with Prometheus(folder, config) as server: server.ask("up")``. ``config`` is prometheus.yml as text."""
 
-    def __init__(self, folder: Path, config: str) -> None:
+    def __init__(self, folder: Path, config: str, *options: str) -> None:
         if shutil.which("prometheus") is None:
             raise RuntimeError(HOW_TO_GET_IT)
-        self._folder, self._config = folder, config
+        self._folder, self._config, self._options = folder, config, options
         self._pause = threading.Event()
         self.url = ""
         self.process: subprocess.Popen[bytes] | None = None
@@ -72,6 +72,7 @@ class Prometheus:
                     f"--config.file={self._folder / 'prometheus.yml'}",
                     f"--storage.tsdb.path={self._folder / 'data'}",
                     f"--web.listen-address=127.0.0.1:{port}",
+                    *self._options,
                 ],
                 stdout=log,
                 stderr=log,

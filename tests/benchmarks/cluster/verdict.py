@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from deploy.generate.queries import alert_questions, filled, panel_questions
+from deploy.generate.queries import alert_questions, filled, measured, panel_questions
 from rayguard.cluster.supervisor.stories import stories_of
 from rayguard.metrics.node import discovery
 from rayguard.recovery.journal import Journal
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _RANGE, _INTERVAL = "5m", "15s"
 _AGAIN_S = 2.0
-_ZERO = " or vector(0)"
 _MOST_ZEROS = 20  # panels of devices, losses and errors, of which this job has none
 
 
@@ -53,9 +52,7 @@ def panels(server: Prometheus, limit_s: float) -> dict[str, Any]:
     while waiting and time.monotonic() < deadline:
         waiting = {panel for panel in waiting if not any(value(server, one) for one in asked[panel])}
         threading.Event().wait(_AGAIN_S if waiting else 0)
-    zeros = {
-        panel for panel in asked if not any(value(server, one.replace(_ZERO, "")) for one in asked[panel])
-    }
+    zeros = {panel for panel in asked if not any(value(server, measured(one)) for one in asked[panel])}
     return {
         "panels": len(asked),
         "panels_with_data": len(asked) - len(waiting),

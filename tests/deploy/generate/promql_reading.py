@@ -15,7 +15,7 @@ PROMETHEUS_OWN = {"up", "ALERTS", "scrape_duration_seconds"}
 OWN_LABELS = {"alertname", "alertstate", "le"}
 FUNCTIONS = {
     *("sum", "max", "min", "count", "rate", "increase", "histogram_quantile", "clamp_min", "vector"),
-    *("min_over_time", "max_over_time", "last_over_time"),
+    *("min_over_time", "max_over_time", "last_over_time", "label_replace"),
 }
 KEYWORDS = {"by", "on", "and", "or", "unless", "offset"}
 HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")

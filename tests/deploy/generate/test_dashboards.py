@@ -11,12 +11,13 @@ from grafana_foundation_sdk.models import dashboard as models
 
 from deploy.generate.__main__ import main
 from deploy.generate.alerts.job_alerts import alerts
-from deploy.generate.alerts.promql import JOB, NODE
+from deploy.generate.alerts.promql import JOB, NODE, or_zero
 from deploy.generate.dashboards.board import Draw
 from deploy.generate.dashboards.boards import boards
 from deploy.generate.dashboards.render import render
 from deploy.generate.files import BY_HAND, files
-from deploy.generate.queries import panel_questions
+from deploy.generate.queries import measured, panel_questions
+from rayguard.metrics.instruments.pool_tally import PoolEngineState
 
 ROOT = Path(__file__).parents[3]
 each_board = pytest.mark.parametrize("board", boards(), ids=lambda one: one.uid)
@@ -153,3 +154,69 @@ def test_zero_is_drawn_for_what_is_not_there_only_where_it_means_zero():
     for one in panel_questions():
         if "vector(0)" in one.expr and "device" not in one.expr:
             assert not measured.search(one.expr), one.name
+
+
+def test_a_zero_for_series_with_labels_has_a_name_and_stands_alone():
+    """Without: a bar ``(): 0`` beside the real ones, a line that Grafana calls "Value"."""
+    for board in boards():
+        for panel in board.panels:
+            for query in panel.queries:
+                labels = set(re.findall(r"{{(\w+)}}", query.legend))
+                if labels and "vector(0)" in query.expr:
+                    named = set(re.findall(r', "(\w+)", "[^"]+", "", ""\)', query.expr))
+                    assert " or on () label_replace(" in query.expr, panel.title
+                    assert named, panel.title
+                    assert named <= labels, panel.title
+
+
+def test_the_zero_can_be_taken_from_a_query_again():
+    """Whoever asks whether something was measured asks without it."""
+    assert all("vector(0)" not in measured(one.expr) for one in panel_questions())
+    for zero in ({}, {"kind": "none"}, {"kind": "none", "scope": "so far"}):
+        assert measured(or_zero("sum(up)", **zero)) == "sum(up)"
+
+
+@each_board
+def test_curves_show_their_steps_and_a_flat_zero_is_a_line_near_the_bottom(board):
+    """Grafana's own axis of a flat 0 goes to 100, and that of 30 % of memory ends below the alarm at 90 %."""
+    for made, panel in zip(
+        [one for one in json.loads(render(board))["panels"] if one["type"] != "row"],
+        board.panels,
+        strict=True,
+    ):
+        if made["type"] == "timeseries":
+            custom = made["fieldConfig"]["defaults"]["custom"]
+            assert custom["axisSoftMin"] == 0 < custom["axisSoftMax"], panel.title
+            assert all(value <= custom["axisSoftMax"] for value, _ in panel.steps), panel.title
+            assert made["options"]["legend"]["calcs"] == ["lastNotNull"], panel.title
+
+
+@each_board
+def test_a_number_in_another_unit_is_not_coloured_by_the_steps_of_the_panel(board):
+    """15 GiB of headroom are above 0.2, whatever share of the node that is."""
+    for panel in board.panels:
+        for query in panel.queries:
+            if panel.draw is Draw.NUMBER and query.unit not in (None, panel.unit):
+                assert query.colour or panel.title == "Foreseen to run out", panel.title
+
+
+def test_states_have_colours_of_their_own():
+    """Red is lost wherever it is: not the fourth series by the alphabet."""
+    [made] = [
+        one
+        for one in json.loads(render(boards()[1]))["panels"]
+        if one["title"] == "Engines of pools by state"
+    ]
+    colours = {
+        one["matcher"]["options"]: one["properties"][0]["value"]["fixedColor"]
+        for one in made["fieldConfig"]["overrides"]
+    }
+    assert {state.value for state in PoolEngineState} == set(colours)
+    assert (colours["serving"], colours["lost"]) == ("green", "red")
+
+
+def test_bars_count_whole_things():
+    """``increase`` says 2.01 deaths."""
+    made = [one for board in boards() for one in json.loads(render(board))["panels"]]
+    decimals = {one["fieldConfig"]["defaults"].get("decimals") for one in made if one["type"] == "bargauge"}
+    assert decimals == {0}
