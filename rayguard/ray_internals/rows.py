@@ -28,6 +28,7 @@ class WorkerRow:
     said: str = ""
     job_id: str = ""
     worker: bool = True  # and no driver, no process that spills objects
+    driver: bool = False
     node_id: str = ""
 
 
@@ -60,6 +61,7 @@ class ActorRow:
     death_message: str = ""
     memory_said: str = ""  # of Ray's memory monitor, where that ended it
     ours: bool = False  # an agent or a supervisor of rayguard
+    detached: bool = False  # it may outlive its job
 
     @property
     def returns(self) -> bool:
@@ -104,6 +106,7 @@ def worker_row_of(row: Any) -> WorkerRow:
         said=row.exit_detail.partition(_GUESSES)[0],
         job_id=somebody(getattr(row, "job_id", b"")),  # the rows of an old Ray do not say
         worker=enum_name(row, "worker_type") == "WORKER",
+        driver=enum_name(row, "worker_type") == "DRIVER",
         node_id=row.worker_address.node_id.hex(),
     )
 
@@ -134,6 +137,7 @@ def actor_row_of(row: Any) -> ActorRow:
         death_message=str(died.error_message),
         memory_said=cause.oom_context.error_message if cause.HasField("oom_context") else "",
         ours=row.ray_namespace == OURS,
+        detached=bool(getattr(row, "is_detached", False)),
     )
 
 

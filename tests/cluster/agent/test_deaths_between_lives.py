@@ -5,12 +5,15 @@ import time
 import pytest
 
 from rayguard.cluster.agent import worker_deaths as module
+from rayguard.cluster.agent.jobs_here import JobsHere
 from rayguard.cluster.agent.journal_feed import KnownIncidents
 from rayguard.cluster.agent.worker_deaths import SETTLED_S, Deaths
 from rayguard.cluster.agent.worker_table import Worker
+from rayguard.metrics.instruments.node import Whose
 from rayguard.process.identity import ProcessId
-from rayguard.ray_internals.rows import WorkerRow
+from rayguard.ray_internals.rows import JobRow, WorkerRow
 from rayguard.recovery.incident import Incident
+from rayguard.recovery.tally import MAX_JOBS
 
 DEAD = Worker(process=ProcessId(2**22 + 5, 7), title="Rollout.run", target="Rollout", job_id="01000000")
 
@@ -42,6 +45,9 @@ class Cluster:
     def last_task_of(self, worker_id, pid):
         return ""
 
+    def job(self, job_id):
+        return JobRow(job_id=job_id, running=True)
+
 
 class Kernel:
     """Tells of a death before ``watch`` returns, as it may of a process that is dead already."""
@@ -68,7 +74,9 @@ def deaths(tmp_path, told, monkeypatch):
         return Incident(id="i", kind="actor_died", scope="process", cause="c")
 
     monkeypatch.setattr(module, "DeathWatch", Kernel)
-    made = Deaths(Cluster(), None, KnownIncidents(tmp_path), tell, lambda: (0.0, None))
+    cluster = Cluster()
+    known, jobs = KnownIncidents(tmp_path), JobsHere(cluster.job)
+    made = Deaths(cluster, None, known, tell, lambda: (0.0, None), jobs)
     made.watch({DEAD.process: DEAD})
     yield made
     made.close()
@@ -85,6 +93,19 @@ def test_of_one_that_was_dead_before_it_was_watched_it_is_known_what_it_did(deat
     """As when an agent comes back: the kernel tells at once, in another thread."""
     look(deaths)
     assert [(one.pid, one.target, one.job_id) for one in told] == [(DEAD.process.pid, "Rollout", "01000000")]
+
+
+def test_a_death_is_counted_under_the_class_and_the_job_of_the_dead(deaths):
+    """Not under the agent's, which counts it."""
+    look(deaths)
+    assert deaths.counts == {Whose("actor_died", "Rollout", "01000000"): 1}
+
+
+def test_an_agent_that_outlives_many_jobs_counts_the_deaths_of_the_last_ones(deaths):
+    """All of a job's go at once: to Prometheus they end, and do not fall."""
+    for n in range(MAX_JOBS + 1):
+        deaths._count(Whose("actor_died", "Rollout", f"{n:02}000000"))
+    assert {whose.ray_job for whose in deaths.counts} == {f"{n:02}000000" for n in range(1, MAX_JOBS + 1)}
 
 
 def test_a_worker_is_kept_until_its_death_is_told(deaths, told):
