@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from typing_extensions import Self
@@ -24,6 +25,7 @@ class Alarms:
         self.firing: set[str] = set()  # now
         self.fired: set[str] = set()
         self.resolved: set[str] = set()  # fired and ended; may fire again
+        self.of_jobs: dict[str, set[str]] = defaultdict(set)  # that fired, by job
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -36,9 +38,12 @@ class Alarms:
     def _run(self) -> None:
         while not self._stop.wait(_LOOK_S):
             try:
-                now = {alert.name for alert in self._server.alerts() if alert.state == "firing"}
+                alerts = [alert for alert in self._server.alerts() if alert.state == "firing"]
             except (OSError, ValueError, KeyError):
                 continue  # it is being killed, or starts
+            now = {alert.name for alert in alerts}
+            for alert in alerts:
+                self.of_jobs[alert.labels.get("ray_job", "")].add(alert.name)
             self.resolved |= self.firing - now
             self.fired |= now
             self.firing = now
