@@ -92,6 +92,7 @@ class JobRow:
     entrypoint: str = ""
     namespace: str = ""
     runtime_env: str = ""  # JSON
+    driver: str = ""  # its worker id
 
 
 def worker_row_of(row: Any) -> WorkerRow:
@@ -163,6 +164,7 @@ def job_row_of(row: Any) -> JobRow:
         entrypoint=str(row.entrypoint),
         namespace=str(row.config.ray_namespace),
         runtime_env=str(row.config.runtime_env_info.serialized_runtime_env),
+        driver=somebody(row.driver_address.worker_id),
     )
 
 

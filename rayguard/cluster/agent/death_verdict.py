@@ -65,6 +65,7 @@ class Death:
     around: Around = (0.0, None)  # the node as it was seen last before
     failures: int = 0  # to understand it
     job_over_at: float = 0.0  # wall clock; 0 while it runs, or where nobody knows
+    job_killed: bool = False  # its driver was, or several of its workers were told to go at once
     of_rayguard: bool = False  # its job is one of rayguard's own
 
     @property
@@ -130,10 +131,17 @@ class Death:
 
     @property
     def with_job(self) -> bool:
-        """Say whether it ended since its job had. A worker that fails just before its driver did not."""
+        """Say whether it ended with its job, for no reason of its own.
+
+        Who ends a whole job by SIGTERM may reach workers before the driver. One worker that alone was told to
+        go may be why the driver failed a moment later.
+        """
         if not self.job_over_at or self.driver or (self.actor is not None and self.actor.detached):
             return False
-        return (-JOB_ENDS_S if self.told_to_go else 0.0) <= self.at - self.job_over_at < WITH_JOB_S
+        since_s = self.at - self.job_over_at
+        return 0.0 <= since_s < WITH_JOB_S or (
+            -JOB_ENDS_S <= since_s < 0.0 and self.told_to_go and self.job_killed
+        )
 
     @property
     def whose(self) -> str:

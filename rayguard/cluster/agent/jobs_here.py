@@ -27,11 +27,15 @@ SOON_S = 0.5  # after a death, which a job's end may explain
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What Ray said of a job. ``ended_at`` is wall clock, 0 while it runs; ``ours``: of rayguard itself."""
+    """What Ray said of a job. ``ended_at`` is wall clock, 0 while it runs; ``ours``: of rayguard itself.
+
+    ``driver`` is the worker id of the program that the job is.
+    """
 
     asked_at: float  # monotonic
     ended_at: float = 0.0
     ours: bool = False
+    driver: str = ""
 
 
 class JobsHere:
@@ -71,7 +75,8 @@ class JobsHere:
         row = self._ask(job_id)
         if row is None:  # Ray forgets only what has ended; it may also be that it could not be asked
             return known or Known(now)
-        known = Known(now, 0.0 if row.running else row.ended_at or time.time(), row.namespace == OURS)
+        ended_at = 0.0 if row.running else row.ended_at or time.time()
+        known = Known(now, ended_at, row.namespace == OURS, row.driver)
         with self._lock:
             self._known[job_id] = known
         return known

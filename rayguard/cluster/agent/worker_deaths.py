@@ -70,6 +70,7 @@ class Deaths:
         self._open: dict[ProcessId, Death] = {}
         self._reported: list[tuple[str, float]] = []
         self._done: dict[str, None] = {}  # worker ids, oldest first
+        self._told_to_go: dict[ProcessId, tuple[str, float]] = {}  # job and when, oldest first
 
     def watch(self, workers: dict[ProcessId, Worker]) -> None:
         """Watch these from now on; what is no more among them has ended or will be told of by the kernel."""
@@ -200,6 +201,8 @@ class Deaths:
         of_kernel = death.process.exitcode() if death.process.started else None
         death.exitcode = death_verdict.exitcode_of(death.word, of_kernel)
         death.target = death_verdict.DRIVER if death.driver else self._did(death)
+        if death.told_to_go:
+            death.job_killed = death.job_killed or self._was_killed(death)
         in_journal = any(death_verdict.of_this_death(one, death) for one in self._known.of(death.pid))
         if death.comes_back and not in_journal and not death.told_as:  # on whichever node that is
             death.told_as = told_by_next_life(death.actor_id, death.pid)
@@ -221,6 +224,18 @@ class Deaths:
             death.asked = True
         elif death.actor is not None:
             death.actor = self._cluster.actor(death.actor.actor_id) or death.actor
+
+    def _was_killed(self, death: Death) -> bool:
+        """Say whether the whole job of a worker that was told to go was ended from outside."""
+        self._told_to_go[death.process] = death.job_id, death.at
+        while len(self._told_to_go) > _MAX_OPEN:
+            del self._told_to_go[next(iter(self._told_to_go))]
+        near = [at for job, at in self._told_to_go.values() if job == death.job_id]
+        if sum(abs(at - death.at) < death_verdict.JOB_ENDS_S for at in near) > 1:
+            return True
+        driver = self._jobs.of(death.job_id).driver if death.job_over_at else ""
+        row = self._cluster.worker(driver) if driver else None
+        return row is not None and bool(row.kind) and not row.kind.startswith("INTENDED")
 
     def _did(self, death: Death) -> str:
         """Return the class of an actor, or the task that ran: as its log says last, else as it was called."""

@@ -35,6 +35,7 @@ PROCESS = ProcessId(7, 0)
 DEATH = Death(process=PROCESS, noticed_at=AT, word=WORD, actor=ACTOR)
 IDLE, BUSY = Worker(process=PROCESS, target="IDLE"), Worker(process=PROCESS, target="Rollout")
 COMING = replace(ACTOR, state="RESTARTING")
+TOLD_TO_GO = replace(WORD, said="The process receives a SIGTERM.")
 DRIVER = replace(WORD, worker=False, driver=True)
 KILLED_DRIVER = Death(process=PROCESS, noticed_at=AT, word=DRIVER)
 UNKNOWN = Diagnosis(
@@ -80,13 +81,11 @@ def test_who_tells(death, after_s, verdict):
         (DEATH, AT - 1, DeathVerdict.NORMAL),
         (DEATH, AT + 1, DeathVerdict.TELL),  # the driver failed for it, and was told to by nobody
         (DEATH, AT - 60, DeathVerdict.TELL),  # of what a detached actor made
-        (replace(DEATH, exitcode=-15), AT + 1, DeathVerdict.NORMAL),
-        (replace(DEATH, exitcode=-15), AT + 60, DeathVerdict.WAIT),
-        (
-            replace(DEATH, word=replace(WORD, said="The process receives a SIGTERM.")),
-            AT + 1,
-            DeathVerdict.NORMAL,
-        ),
+        (replace(DEATH, exitcode=-15, job_killed=True), AT + 1, DeathVerdict.NORMAL),
+        (replace(DEATH, exitcode=-15), AT + 1, DeathVerdict.WAIT),  # alone: the driver may have failed for it
+        (replace(DEATH, exitcode=-9, job_killed=True), AT + 1, DeathVerdict.TELL),
+        (replace(DEATH, exitcode=-15, job_killed=True), AT + 60, DeathVerdict.WAIT),
+        (replace(DEATH, word=TOLD_TO_GO, job_killed=True), AT + 1, DeathVerdict.NORMAL),
         (replace(DEATH, exitcode=-15), 0.0, DeathVerdict.WAIT),  # Ray may not have noted it yet
         (replace(DEATH, actor=replace(ACTOR, detached=True)), AT - 1, DeathVerdict.TELL),
         (replace(DEATH, recorded=True), AT + 1, DeathVerdict.RECORDED),
@@ -98,8 +97,10 @@ def test_what_ray_ends_with_a_job_is_no_fault(death, over_at, verdict):
 
 
 def test_a_worker_that_alone_was_told_to_go_is_told_of():
-    """Its job goes on."""
-    assert judge(replace(DEATH, exitcode=-15), AT + JOB_ENDS_S) is DeathVerdict.TELL
+    """Its job goes on; or ends, since the driver fails for it."""
+    for over_at in (0.0, AT + 1):
+        death = replace(DEATH, exitcode=-15, job_over_at=over_at)
+        assert judge(death, AT + JOB_ENDS_S) is DeathVerdict.TELL
 
 
 def test_a_driver_that_was_killed_is_told_as_that():

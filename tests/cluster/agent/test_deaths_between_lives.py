@@ -5,6 +5,7 @@ import time
 import pytest
 
 from rayguard.cluster.agent import worker_deaths as module
+from rayguard.cluster.agent.death_verdict import Death
 from rayguard.cluster.agent.jobs_here import JobsHere
 from rayguard.cluster.agent.journal_feed import KnownIncidents
 from rayguard.cluster.agent.worker_deaths import SETTLED_S, Deaths
@@ -106,6 +107,30 @@ def test_an_agent_that_outlives_many_jobs_counts_the_deaths_of_the_last_ones(dea
     for n in range(MAX_JOBS + 1):
         deaths._count(Whose("actor_died", "Rollout", f"{n:02}000000"))
     assert {whose.ray_job for whose in deaths.counts} == {f"{n:02}000000" for n in range(1, MAX_JOBS + 1)}
+
+
+@pytest.mark.parametrize(
+    ("second", "driver_end", "whole"),
+    [
+        (None, "INTENDED_USER_EXIT", False),  # it may be why the driver went
+        (None, "SYSTEM_ERROR", True),
+        (("01000000", 102.0), "INTENDED_USER_EXIT", True),
+        (("01000000", 160.0), "INTENDED_USER_EXIT", False),
+        (("02000000", 102.0), "INTENDED_USER_EXIT", False),
+    ],
+)
+def test_who_ends_a_job_as_a_whole_is_told_from_who_ends_one_worker(deaths, second, driver_end, whole):
+    """Its driver was killed, or more than one of its workers was told to go at that time."""
+    deaths._jobs = JobsHere(lambda job: JobRow(job_id=job, running=False, ended_at=101.0, driver="driver"))
+    deaths._cluster.worker = lambda one: WorkerRow(worker_id=one, pid=1, alive=False, kind=driver_end)
+
+    def told_to_go(pid, job, at):
+        word = WorkerRow(worker_id="w", pid=pid, alive=False, at=at, kind="SYSTEM_ERROR", job_id=job)
+        return Death(process=ProcessId(pid, 0), noticed_at=at, word=word, exitcode=-15, job_over_at=101.0)
+
+    if second is not None:
+        deaths._was_killed(told_to_go(8, *second))
+    assert deaths._was_killed(told_to_go(7, "01000000", 100.0)) is whole
 
 
 def test_a_worker_is_kept_until_its_death_is_told(deaths, told):
