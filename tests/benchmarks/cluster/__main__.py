@@ -54,11 +54,11 @@ class Course:
     stage: Stage
     server: Prometheus
     alarms: Alarms
+    person: runbooks.OnCall
     pool: Job
     user: Job
     struck: list[strikes.Strike] = field(default_factory=list)
     actors: strikes.Actors = field(default_factory=strikes.Actors)
-    followed: list[runbooks.Followed] = field(default_factory=list)  # commands of runbooks
     told: dict[str, Any] = field(default_factory=dict)
 
 
@@ -111,18 +111,17 @@ def prometheus(stage: Stage, folder: Path) -> Prometheus:
 
 def run_endings(stage: Stage, folder: Path) -> dict[str, Any]:
     """Run the part on jobs that end by itself."""
-    with prometheus(stage, folder) as server, Alarms(server) as alarms:
+    server = prometheus(stage, folder)
+    with server, runbooks.OnCall(stage) as person, Alarms(server, person.told) as alarms:
         server.until(lambda: up(server) == stage.nodes, _TARGETS_S, "its agent is not scraped")
         threading.Event().wait(_SETTLED_S)
-        return jobs_end(stage, server, alarms, [])
+        told = jobs_end(stage, server, alarms, person)
+    return told | runbooks.counted(person.followed)
 
 
-def jobs_end(
-    stage: Stage, server: Prometheus, alarms: Alarms, followed: list[runbooks.Followed]
-) -> dict[str, Any]:
+def jobs_end(stage: Stage, server: Prometheus, alarms: Alarms, person: runbooks.OnCall) -> dict[str, Any]:
     say("jobs end: by themselves, killed, after a worker's end, and after one that rayguard gave up")
-    told = endings.check(stage, server, alarms, stage.folder, followed)
-    return told | runbooks.counted(followed)
+    return endings.check(stage, server, alarms, stage.folder, person.followed)
 
 
 def run(stage: Stage, folder: Path, plots: Path | None) -> dict[str, Any]:
@@ -141,18 +140,19 @@ def run(stage: Stage, folder: Path, plots: Path | None) -> dict[str, Any]:
     )
     asked = ["--address", stage.address, "--seconds", "3600"]
     pool = Job(str(_HERE / "pool_job.py"), asked, folder / "pool", stage.homes[0])
-    with server, Alarms(server) as alarms:
+    with server, runbooks.OnCall(stage) as person, Alarms(server, person.told) as alarms:
         server.until(lambda: up(server) == NODES, _TARGETS_S, f"not {NODES} agents are scraped")
         with user, pool:
             ray.init(address=stage.address, log_to_driver=False, logging_level="ERROR")
             try:
-                course = Course(stage, server, alarms, pool, user)
+                course = Course(stage, server, alarms, person, pool, user)
                 perform(course, plots)
             finally:
                 ray.shutdown()
         say("rayguard down")
         rayguard("down", stage.address)
         course.told["left_behind"] = verdict.left_behind(stage)
+    course.told |= runbooks.counted(course.person.followed)
     course.told["alerts_fired_live"] = len(alarms.fired & alarms.resolved)
     course.told["alerts_fired"] = sorted(alarms.fired)
     return course.told
@@ -178,7 +178,7 @@ def perform(course: Course, plots: Path | None) -> None:
             "rollout-1",
             _FROZEN_S,
             meanwhile=lambda: kill_ours(course),
-            release=lambda pid: course.followed.extend(runbooks.frozen(course.stage, server, pid)),
+            release=lambda pid: course.person.followed.extend(runbooks.frozen(course.stage, server, pid)),
         )
     )
     say("every panel is asked")
@@ -188,7 +188,7 @@ def perform(course: Course, plots: Path | None) -> None:
         from tests.benchmarks.cluster.plots import draw
 
         draw(server, plots)
-    told |= jobs_end(course.stage, server, course.alarms, course.followed)
+    told |= jobs_end(course.stage, server, course.alarms, course.person)
     say(f"agents, supervisor and Prometheus are killed at random for {_STORM_S:.0f} s, and workers beside")
     told |= storm(course.server, course.actors, course.user, course.struck, _STORM_S)
     server.until(lambda: up(server) == NODES, _TARGETS_S, "an agent did not come back from the storm")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from typing_extensions import Self
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.benchmarks.cluster.prometheus import Prometheus
 
 _LOOK_S = 0.5
@@ -16,10 +18,10 @@ _END_S = 30.0
 
 
 class Alarms:
-    """Looks at the alerts twice a second, for as long as its ``with`` block."""
+    """Looks at the alerts twice a second, for as long as its ``with`` block; ``tell`` hears of who fires."""
 
-    def __init__(self, server: Prometheus) -> None:
-        self._server = server
+    def __init__(self, server: Prometheus, tell: Callable[[str], None]) -> None:
+        self._server, self._tell = server, tell
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.firing: set[str] = set()  # now
@@ -46,4 +48,6 @@ class Alarms:
                 self.of_jobs[alert.labels.get("ray_job", "")].add(alert.name)
             self.resolved |= self.firing - now
             self.fired |= now
+            for name in now - self.firing:
+                self._tell(name)
             self.firing = now
