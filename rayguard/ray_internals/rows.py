@@ -164,7 +164,7 @@ def job_row_of(row: Any) -> JobRow:
         entrypoint=str(row.entrypoint),
         namespace=str(row.config.ray_namespace),
         runtime_env=str(row.config.runtime_env_info.serialized_runtime_env),
-        driver=somebody(row.driver_address.worker_id),
+        driver=somebody(row.driver_address.worker_id) if hasattr(row, "driver_address") else "",  # an old Ray
     )
 
 

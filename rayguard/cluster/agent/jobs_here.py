@@ -52,8 +52,7 @@ class JobsHere:
         """Say of each of these jobs whether it is over, and forget all others."""
         wanted = {job for job in jobs if job not in ("", OTHER)}
         for job in wanted:
-            with harmless("agent_jobs"):
-                self.of(job, AGAIN_S)
+            self.of(job, AGAIN_S)
         with self._lock:
             self._known = {job: known for job, known in self._known.items() if job in wanted}
             return {job: bool(known.ended_at) for job, known in self._known.items()}
@@ -66,13 +65,15 @@ class JobsHere:
                 del self._known[job_id]
 
     def of(self, job_id: str, not_older_s: float = SOON_S) -> Known:
-        """Return what is known of a job that still ran so many seconds ago."""
+        """Return what is known of a job that still ran so many seconds ago. Never raises: a death is told."""
         now = self._clock()
         with self._lock:
             known = self._known.get(job_id)
         if known is not None and (known.ended_at or now - known.asked_at < not_older_s):
             return known
-        row = self._ask(job_id)
+        row = None
+        with harmless("agent_jobs"):
+            row = self._ask(job_id)
         if row is None:  # Ray forgets only what has ended; it may also be that it could not be asked
             return known or Known(now)
         ended_at = 0.0 if row.running else row.ended_at or time.time()

@@ -81,6 +81,8 @@ def test_of_a_job_that_ray_cannot_be_asked_for_nothing_is_said(ray, jobs, caplog
     def fails(job_id):
         raise OSError("no answer")
 
-    assert JobsHere(fails, lambda: ray.now).look({JOB}) == {}
+    unanswered = JobsHere(fails, lambda: ray.now)
+    assert unanswered.look({JOB}) == {}
+    assert not unanswered.of(JOB).ended_at
     assert jobs.look({"09000000"}) == {}
     assert not jobs.of("09000000").ended_at
