@@ -16,7 +16,7 @@ from rayguard.process.identity import ProcessId
 from rayguard.ray_internals import gcs_tables, worker
 from rayguard.ray_internals.gcs_connection import WorkerEnds
 from rayguard.ray_internals.gcs_subscription import all_at_once, kept_up
-from rayguard.ray_internals.rows import OURS, ActorRow, WorkerRow
+from rayguard.ray_internals.rows import OURS, ActorRow, JobRow, WorkerRow
 
 if TYPE_CHECKING:
     import threading
@@ -56,6 +56,10 @@ class ClusterOfAgent:
     def actor(self, actor_id: str) -> ActorRow | None:
         """Return what Ray knows of an actor now."""
         return gcs_tables.actor_row(actor_id)
+
+    def job(self, job_id: str) -> JobRow | None:
+        """Return what Ray knows of a job now."""
+        return gcs_tables.job_row(job_id)
 
     def worker_id_of(self, pid: int) -> str:
         """Return the id of the worker that had this pid, from the names of its logs; '' for none."""

@@ -19,6 +19,7 @@ _ACCESSOR = {
     "state": "ray._private.state:state",
     "accessor": "ray._private.state:GlobalState._connect_and_get_accessor",
 }
+_JOB_S = 10.0
 _HELD = ("CPU", "GPU", "TPU")
 _actors = Capability(
     "table of actors",
@@ -49,6 +50,16 @@ _jobs = Capability(
         "all": "ray._raylet:GlobalStateAccessor.get_job_table",
         "row": "ray.core.generated.gcs_pb2:JobTableData",
     },
+    test=lambda found: job_row_of(found["row"]()),
+)
+_job = Capability(
+    "row of a job",
+    "whether a job is over is not known: what ends with it is told as a fault, its alerts stay for a while",
+    {
+        "client": "ray.experimental.internal_kv:internal_kv_get_gcs_client",
+        "row": "ray.core.generated.gcs_pb2:JobTableData",
+    },
+    parts=("get_all_job_info",),
     test=lambda found: job_row_of(found["row"]()),
 )
 _draining = Capability(
@@ -137,6 +148,19 @@ def jobs() -> list[JobRow]:
     """Return all jobs that Ray remembers."""
     rows = _asked(_jobs, "all", skip_submission_job_info_field=True, skip_is_running_tasks_field=True)
     return [job_row_of(_jobs.found()["row"].FromString(row)) for row in rows]
+
+
+def job_row(job_id: str) -> JobRow | None:
+    """Return Ray's row of a job; None when it has none (any more)."""
+    if not _job.usable() or (client := _job.found()["client"]()) is None:
+        return None
+    rows = _job.part(client, "get_all_job_info")(
+        job_or_submission_id=job_id,
+        skip_submission_job_info_field=True,
+        skip_is_running_tasks_field=True,
+        timeout=_JOB_S,
+    )
+    return next((row for row in map(job_row_of, rows.values()) if row.job_id == job_id), None)
 
 
 def draining_nodes() -> dict[str, int]:

@@ -28,6 +28,7 @@ class WorkerRow:
     said: str = ""
     job_id: str = ""
     worker: bool = True  # and no driver, no process that spills objects
+    driver: bool = False
     node_id: str = ""
 
 
@@ -60,6 +61,7 @@ class ActorRow:
     death_message: str = ""
     memory_said: str = ""  # of Ray's memory monitor, where that ended it
     ours: bool = False  # an agent or a supervisor of rayguard
+    detached: bool = False  # it may outlive its job
 
     @property
     def returns(self) -> bool:
@@ -90,6 +92,7 @@ class JobRow:
     entrypoint: str = ""
     namespace: str = ""
     runtime_env: str = ""  # JSON
+    driver: str = ""  # its worker id
 
 
 def worker_row_of(row: Any) -> WorkerRow:
@@ -104,6 +107,7 @@ def worker_row_of(row: Any) -> WorkerRow:
         said=row.exit_detail.partition(_GUESSES)[0],
         job_id=somebody(getattr(row, "job_id", b"")),  # the rows of an old Ray do not say
         worker=enum_name(row, "worker_type") == "WORKER",
+        driver=enum_name(row, "worker_type") == "DRIVER",
         node_id=row.worker_address.node_id.hex(),
     )
 
@@ -134,6 +138,7 @@ def actor_row_of(row: Any) -> ActorRow:
         death_message=str(died.error_message),
         memory_said=cause.oom_context.error_message if cause.HasField("oom_context") else "",
         ours=row.ray_namespace == OURS,
+        detached=bool(getattr(row, "is_detached", False)),
     )
 
 
@@ -159,6 +164,7 @@ def job_row_of(row: Any) -> JobRow:
         entrypoint=str(row.entrypoint),
         namespace=str(row.config.ray_namespace),
         runtime_env=str(row.config.runtime_env_info.serialized_runtime_env),
+        driver=somebody(row.driver_address.worker_id) if hasattr(row, "driver_address") else "",  # an old Ray
     )
 
 

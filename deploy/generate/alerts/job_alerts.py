@@ -9,10 +9,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 from deploy.generate.alerts.alert import Alert, Case, Severity
+from deploy.generate.alerts.ended_jobs import stops_with_job
 from deploy.generate.alerts.node_alerts import node_alerts
 from deploy.generate.alerts.promql import grown, increase, lately, most, rate, total
 from rayguard.metrics.instruments.pool_tally import PoolEngineState, Push, RequestOutcome
 from rayguard.recovery.incident import Outcome
+from rayguard.recovery.remedy import UNTRIED
 
 JOB = 'ray_job="01000000"'
 ON = 'instance="10.0.0.1:9400"'
@@ -25,7 +27,8 @@ POOL = "RolloutPool(Rollout)"
 @lru_cache(maxsize=1)
 def alerts() -> tuple[Alert, ...]:
     """Return all alerts."""
-    return (*_job_alerts(), *_work_alerts(), *node_alerts())
+    of_jobs = (*_job_alerts(), *_work_alerts())
+    return (*map(stops_with_job, of_jobs), *node_alerts())
 
 
 def _job_alerts() -> tuple[Alert, ...]:
@@ -146,7 +149,9 @@ def _work_alerts() -> tuple[Alert, ...]:
     ended = f'rayguard_pool_requests_total{{{JOB}, {ON}, pool="{POOL}", outcome="%s"}}'
     of_engine = 'kind="engine_dead", scope="engine", remedy="restart"'
     incidents = f'rayguard_incidents_total{{{JOB}, {ON}, {of_engine}, outcome="%s"}}'
-    ended_so = f'rayguard_job:incidents:increase15m{{outcome="{Outcome.FAILED.value}"}}'
+    untried = f'rayguard_incidents_total{{{JOB}, {ON}, kind="actor_died", remedy="%s", outcome="failed"}}'
+    failed = f'outcome="{Outcome.FAILED.value}", remedy!~"{"|".join(UNTRIED)}"'
+    ended_so = f"rayguard_job:incidents:increase15m{{{failed}}}"
     begun_anew = f'rayguard_job:incidents:increase15m{{outcome="{Outcome.STATE_LOST.value}"}}'
     errors = grown("rayguard_guard_errors_total", "15m", proved=True)
     of_pool = {**IS_JOB, "pool": POOL}
@@ -191,7 +196,8 @@ def _work_alerts() -> tuple[Alert, ...]:
             severity=Severity.WARNING,
             summary="Job {{ $labels.ray_job }}: {{ $labels.kind }} was not cured",
             description=(
-                "{{ $value | humanize }} incidents of scope {{ $labels.scope }} ended without recovery."
+                "{{ $value | humanize }} incidents of scope {{ $labels.scope }} ended without recovery, "
+                "though something was tried."
             ),
             fires=Case(
                 # the first of its kind: its series begins at 1
@@ -202,6 +208,8 @@ def _work_alerts() -> tuple[Alert, ...]:
             ),
             silent=(
                 Case(series={**UP, incidents % "recovered": "_x30 1x30"}, at=35),
+                # a worker that is only watched died, or a driver was killed: nothing was to be tried
+                *(Case(series={**UP, untried % remedy: "_x30 1x30"}, at=35) for remedy in UNTRIED),
                 # a Prometheus that has just begun: what it finds is not new
                 Case(
                     series={f'up{{job="rayguard", {ON}}}': "_x30 1x30", incidents % "failed": "_x30 1x30"},

@@ -85,7 +85,10 @@ def _memory_alerts() -> tuple[Alert, ...]:
         ),
         Alert(
             name="RayguardLeakGrowing",
-            expr=stairs("rayguard_process_memory_max_bytes", 10, LEAK_BYTES, *of_class),
+            expr=(
+                f"{stairs('rayguard_process_memory_max_bytes', 10, LEAK_BYTES, *of_class)}"
+                f" and on ({', '.join(of_class)}) {lately('rayguard_process_memory_max_bytes', '1m')}"
+            ),
             wait="10m",
             severity=Severity.WARNING,
             summary="{{ $labels.actor_class }} on {{ $labels.instance }} grows and does not stop",
@@ -102,6 +105,8 @@ def _memory_alerts() -> tuple[Alert, ...]:
                 # the same growth, that is given back every quarter of an hour
                 Case(series={largest: " ".join([f"{GIB}+{GIB // 32}x14"] * 4)}, at=50),
                 Case(series={largest: f"{GIB}+{GIB // 32}x10 {GIB * 21 // 16}x50"}, at=50),
+                # there is no such process any more
+                Case(series={largest: f"{GIB}+{GIB // 32}x48 _x20"}, at=51),
             ),
         ),
     )

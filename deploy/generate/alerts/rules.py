@@ -83,7 +83,7 @@ def _share(used: str, limit: str, scope: Scope, window: str) -> str:
     return f"{most(part, 'instance')} / {most(whole, 'instance')}"
 
 
-INCIDENT_LABELS = ("ray_job", "kind", "scope", "outcome")
+INCIDENT_LABELS = ("ray_job", "kind", "scope", "remedy", "outcome")
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,7 @@ told in time.
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -29,9 +30,19 @@ if TYPE_CHECKING:
 RAY_S = 10.0  # after which Ray is taken to know nothing of a death
 SOONER_S = 10.0  # how long before its end a process may have told why it ends
 NEXT_LIFE_S = 30.0
+# Ray ends a job's workers as soon as it misses the driver; that the job is over it notes a moment later.
+JOB_ENDS_S = 5.0
+WITH_JOB_S = 30.0  # within which it ends them; what runs later belongs to a detached actor
+IDLE, DRIVER = "IDLE", "driver"  # in the place of a class
+DRIVER_DIED = "cluster.driver_died"
+_DRIVER_ADVICE = (
+    "read the driver's own output, and look for who ended it: the kernel's log (dmesg), a scheduler's limits,"
+    " a terminal that was closed (`ray job submit`, nohup or tmux outlive it)"
+)
 _ELSEWHERE = frozenset({Scope.REQUEST.value, Scope.ENGINE.value})
 _ENDS = frozenset({Action.RESTART_PROCESS.value, RECYCLED.label})
 _EXIT_CODE = re.compile(r"\bexit code (\d+)")
+_WITH_OWNER = re.compile("job has finished|owner has died|owner process")
 _USERS_ERROR, _INIT = "USER_ERROR", "initialization method"
 
 
@@ -53,6 +64,9 @@ class Death:
     notes: list[str] = field(default_factory=list)
     around: Around = (0.0, None)  # the node as it was seen last before
     failures: int = 0  # to understand it
+    job_over_at: float = 0.0  # wall clock; 0 while it runs, or where nobody knows
+    job_killed: bool = False  # its driver was, or several of its workers were told to go at once
+    of_rayguard: bool = False  # its job is one of rayguard's own
 
     @property
     def pid(self) -> int:
@@ -101,8 +115,39 @@ class Death:
         return self.detail if self.kind == _USERS_ERROR and _INIT in self.detail else ""
 
     @property
+    def driver(self) -> bool:
+        """Say whether it was the program that the job is."""
+        return self.word is not None and self.word.driver
+
+    @property
+    def told_to_go(self) -> bool:
+        """Say whether it ended by SIGTERM, which is how Ray ends workers, and a scheduler a whole job."""
+        return self.exitcode == -signal.SIGTERM or (bool(self.kind) and "receives a SIGTERM" in self.detail)
+
+    @property
+    def hints_at_job_end(self) -> bool:
+        """Say whether its job may be over since."""
+        return self.driver or bool(_WITH_OWNER.search(self.detail))
+
+    @property
+    def with_job(self) -> bool:
+        """Say whether it ended with its job, for no reason of its own.
+
+        Who ends a whole job by SIGTERM may reach workers before the driver. One worker that alone was told to
+        go may be why the driver failed a moment later.
+        """
+        if not self.job_over_at or self.driver or (self.actor is not None and self.actor.detached):
+            return False
+        since_s = self.at - self.job_over_at
+        return 0.0 <= since_s < WITH_JOB_S or (
+            -JOB_ENDS_S <= since_s < 0.0 and self.told_to_go and self.job_killed
+        )
+
+    @property
     def whose(self) -> str:
         """Say whose process it was."""
+        if self.driver:
+            return "the driver's process"
         if self.actor is not None:
             return "the actor's process"
         return "the process of a task" if self.target else "the idle worker process"
@@ -125,14 +170,19 @@ def judge(death: Death, now: float) -> DeathVerdict:
         # Since it was seen idle, an actor may have come into it.
         idle = death.worker is not None and death.worker.idle and death.actor is None
         return DeathVerdict.NORMAL if idle else DeathVerdict.RECORDED if death.recorded else DeathVerdict.TELL
-    if death.kind.startswith("INTENDED") or (death.word is not None and not death.word.worker):
-        return DeathVerdict.NORMAL
-    if death.actor is not None and death.actor.ours:
+    if death.kind.startswith("INTENDED") or _nobodys(death) or death.with_job:
         return DeathVerdict.NORMAL
     if death.recorded:
         return DeathVerdict.RECORDED
-    waits = death.comes_back and now - death.noticed_at < NEXT_LIFE_S
-    return DeathVerdict.WAIT if waits else DeathVerdict.TELL
+    wait_s = NEXT_LIFE_S if death.comes_back else JOB_ENDS_S if death.told_to_go else 0.0
+    return DeathVerdict.WAIT if now - death.noticed_at < wait_s else DeathVerdict.TELL
+
+
+def _nobodys(death: Death) -> bool:
+    """Say whether it was a process of Ray's or of rayguard's own."""
+    if death.of_rayguard or (death.actor is not None and death.actor.ours):
+        return True
+    return death.word is not None and not (death.word.worker or death.word.driver)
 
 
 def exitcode_of(word: WorkerRow | None, of_kernel: int | None) -> int | None:
@@ -175,6 +225,8 @@ def diagnosis_of(death: Death, found: Diagnosis, verdict: CauseOfDeath | None, g
 
     ``grew`` says how its memory grew, from its recording.
     """
+    if death.driver:
+        found = replace(found, scope=Scope.JOB, signature=DRIVER_DIED, advice=_DRIVER_ADVICE, links=())
     if verdict is None:
         return found
     name = f"{death.whose} {death.pid}"
@@ -189,7 +241,7 @@ def diagnosis_of(death: Death, found: Diagnosis, verdict: CauseOfDeath | None, g
     return replace(
         found,
         kind=kind,
-        scope=Scope.PROCESS,
+        scope=Scope.JOB if death.driver else Scope.PROCESS,
         cause=cause,
         confidence=verdict.confidence,
         evidence=tuple(dict.fromkeys(evidence)),
@@ -200,6 +252,8 @@ def outcome_of(death: Death) -> tuple[Outcome, str]:
     """Return how the death ended for the user, and what is to be said of it."""
     if not death.kind:
         return Outcome.FAILED, "Ray takes the process for alive: who calls it waits"
+    if death.driver:
+        return Outcome.FAILED, "Ray ends the job and its workers with it; detached actors go on"
     if death.actor is None:
         note = "Ray repeats the task as often as its max_retries allows; after that its caller gets an error"
         return Outcome.ANSWERED, note

@@ -18,6 +18,7 @@ from functools import partial
 
 from rayguard.cluster.actor_names import AGENT
 from rayguard.cluster.agent import death_incident, journal_feed, state_files
+from rayguard.cluster.agent.jobs_here import JobsHere
 from rayguard.cluster.agent.node_reading import NodeLook
 from rayguard.cluster.agent.peers import Peers
 from rayguard.cluster.agent.periodic import PeriodicTasks
@@ -66,7 +67,9 @@ class NodeAgent:
         self._known = journal_feed.KnownIncidents(self._home)
         self._node = NodeLook(self._home)
         tell = partial(death_incident.tell, self._cluster)
-        self._deaths = Deaths(self._cluster, self._table, self._known, tell, lambda: self._node.seen)
+        self._jobs = JobsHere(self._cluster.job)
+        seen = lambda: self._node.seen  # noqa: E731 - as of then
+        self._deaths = Deaths(self._cluster, self._table, self._known, tell, seen, self._jobs)
         self._stalled = StalledWorkers(self._home, node_id, self._known, self._cluster.actor_with)
         self._peers = Peers(self._cluster, NodeAgent)
         self._numbers = NodeNumbers(self._home)
@@ -176,7 +179,8 @@ class NodeAgent:
             self._saved = known
 
     def _look_at_node(self) -> None:
-        self._node.look(self._workers.values(), self._table.private_bytes, self._deaths.counts)
+        jobs = self._jobs.look(self._numbers.jobs())
+        self._node.look(self._workers.values(), self._table.private_bytes, self._deaths.counts, jobs)
         self._page.publish()
         self._numbers.refresh()
 

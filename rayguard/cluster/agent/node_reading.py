@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rayguard.cluster.agent.worker_table import Worker
+    from rayguard.metrics.instruments.node import Whose
     from rayguard.process.identity import ProcessId
 
 T = TypeVar("T")
@@ -54,9 +55,13 @@ class NodeLook:
         self.reading = NodeReading(version=version(), ray_version=_ray_version())
 
     def look(
-        self, workers: Iterable[Worker], private_bytes: Callable[[ProcessId], int], deaths: Mapping[str, int]
+        self,
+        workers: Iterable[Worker],
+        private_bytes: Callable[[ProcessId], int],
+        deaths: Mapping[Whose, int],
+        jobs_over: Mapping[str, bool],
     ) -> None:
-        """Read everything anew into ``reading``."""
+        """Read everything anew into ``reading``, and put what others know beside it."""
         began = time.perf_counter()
         memory = _read(self._sources.node.read)
         stall = _read(self._sources.node.stall)
@@ -71,6 +76,7 @@ class NodeLook:
             devices=self._devices(),
             processes=processes(workers, private_bytes),
             deaths=dict(deaths),
+            jobs_over=jobs_over,
             reaped=dict(self._reaped),
             reaped_bytes=dict(self._reaped_bytes),
             agent_cpu_s=time.process_time(),

@@ -18,15 +18,18 @@ from rayguard.actors.life.postmortem import told_by_next_life
 from rayguard.cluster.agent import death_verdict
 from rayguard.cluster.agent.death_verdict import Death, DeathVerdict
 from rayguard.harmless import harmless
+from rayguard.metrics.instruments.node import Whose
 from rayguard.process.deaths import DeathWatch
 from rayguard.process.identity import ProcessId
 from rayguard.process.tree import end
 from rayguard.recovery.incident import Incident, Outcome
+from rayguard.recovery.tally import MAX_JOBS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rayguard.cluster.agent.death_verdict import Around
+    from rayguard.cluster.agent.jobs_here import JobsHere
     from rayguard.cluster.agent.journal_feed import KnownIncidents
     from rayguard.cluster.agent.worker_table import Worker, WorkerTable
     from rayguard.ray_internals.cluster_state import ClusterOfAgent
@@ -55,17 +58,19 @@ class Deaths:
         known: KnownIncidents,
         tell: Callable[[Death], Incident],
         around: Callable[[], Around],
+        jobs: JobsHere,
     ) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[Whose] = Counter()
         self.news: Callable[[], None] = lambda: None  # called when there is something to look at
         self._cluster, self._table, self._known, self._tell = cluster, table, known, tell
-        self._around = around
+        self._around, self._jobs = around, jobs
         self._watch = DeathWatch("rayguard-agent-deaths")
         self._lock = threading.Lock()  # guards the next three: looks, the kernel and Ray each have a thread
         self._workers: dict[ProcessId, Worker] = {}  # that live, or whose death is not understood yet
         self._open: dict[ProcessId, Death] = {}
         self._reported: list[tuple[str, float]] = []
         self._done: dict[str, None] = {}  # worker ids, oldest first
+        self._told_to_go: dict[ProcessId, tuple[str, float]] = {}  # job and when, oldest first
 
     def watch(self, workers: dict[ProcessId, Worker]) -> None:
         """Watch these from now on; what is no more among them has ended or will be told of by the kernel."""
@@ -162,6 +167,8 @@ class Deaths:
             self._done[death.word.worker_id] = None
             while len(self._done) > _MAX_OPEN:
                 del self._done[next(iter(self._done))]
+        if death.hints_at_job_end:
+            self._jobs.changed(death.job_id)
         if verdict is DeathVerdict.NORMAL:
             return True
         mine = self._known.of(death.pid)
@@ -170,10 +177,17 @@ class Deaths:
         else:
             of_it = (one.kind for one in reversed(mine) if death_verdict.of_this_death(one, death))
             kind = next(of_it, death.told_as)
-        self.counts[kind] += 1
+        self._count(Whose(kind, death.target or death_verdict.IDLE, death.job_id))
         if not death.comes_back:
             self._close(mine, death)
         return True
+
+    def _count(self, whose: Whose) -> None:
+        """Count a death, and let the job go that had its first one longest ago, where there are too many."""
+        self.counts[whose] += 1
+        jobs = list(dict.fromkeys(one.ray_job for one in self.counts))
+        if len(jobs) > MAX_JOBS:
+            self.counts = Counter({one: n for one, n in self.counts.items() if one.ray_job != jobs[0]})
 
     def _close(self, mine: list[Incident], death: Death) -> None:
         """Close what was open in a process that nobody follows: no next life will."""
@@ -186,7 +200,9 @@ class Deaths:
         self._ask_ray(death, now)
         of_kernel = death.process.exitcode() if death.process.started else None
         death.exitcode = death_verdict.exitcode_of(death.word, of_kernel)
-        death.target = (death.actor.class_name if death.actor else "") or self._did(death)
+        death.target = death_verdict.DRIVER if death.driver else self._did(death)
+        if death.told_to_go:
+            death.job_killed = death.job_killed or self._was_killed(death)
         in_journal = any(death_verdict.of_this_death(one, death) for one in self._known.of(death.pid))
         if death.comes_back and not in_journal and not death.told_as:  # on whichever node that is
             death.told_as = told_by_next_life(death.actor_id, death.pid)
@@ -200,14 +216,31 @@ class Deaths:
             death.word = self._cluster.worker(worker_id) if worker_id else None
         if death.word is None or death.word.kind.startswith("INTENDED"):
             return
+        job = self._jobs.of(death.job_id) if death.job_id else None
+        if job is not None:
+            death.job_over_at, death.of_rayguard = job.ended_at, job.ours
         if not death.asked:
             death.actor = self._cluster.actor_in(death.word.worker_id, death.word.job_id)
             death.asked = True
         elif death.actor is not None:
             death.actor = self._cluster.actor(death.actor.actor_id) or death.actor
 
+    def _was_killed(self, death: Death) -> bool:
+        """Say whether the whole job of a worker that was told to go was ended from outside."""
+        self._told_to_go[death.process] = death.job_id, death.at
+        while len(self._told_to_go) > _MAX_OPEN:
+            del self._told_to_go[next(iter(self._told_to_go))]
+        near = [at for job, at in self._told_to_go.values() if job == death.job_id]
+        if sum(abs(at - death.at) < death_verdict.JOB_ENDS_S for at in near) > 1:
+            return True
+        driver = self._jobs.of(death.job_id).driver if death.job_over_at else ""
+        row = self._cluster.worker(driver) if driver else None
+        return row is not None and bool(row.kind) and not row.kind.startswith("INTENDED")
+
     def _did(self, death: Death) -> str:
-        """Return the task that a worker ran: what its log says last, else what it called itself."""
+        """Return the class of an actor, or the task that ran: as its log says last, else as it was called."""
+        if death.actor is not None and death.actor.class_name:
+            return death.actor.class_name
         task = self._cluster.last_task_of(death.word.worker_id, death.pid) if death.word is not None else ""
         return task or ("" if death.worker is None or death.worker.idle else death.worker.target)
 

@@ -177,4 +177,11 @@ class Readmit:
     node: str
 
 
-Action: TypeAlias = "AskDeath | WriteIncident | StopActor | QuarantineNode | Readmit"
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Say something in the supervisor's log that is no incident."""
+
+    text: str
+
+
+Action: TypeAlias = "AskDeath | WriteIncident | StopActor | QuarantineNode | Readmit | Log"

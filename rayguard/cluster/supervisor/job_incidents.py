@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rayguard.cluster.supervisor.story_links import BUDGET_SPENT, CRASH_LOOP, JOB_ENDED
+from rayguard.cluster.supervisor.story_links import BUDGET_SPENT, CRASH_LOOP
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.recovery.incident import Incident, Outcome
 
@@ -159,22 +159,20 @@ def budget_spent(state: JobState, policy: RestartPolicy, at: float) -> Incident:
     )
 
 
-def job_ended(state: JobState, at: float) -> Incident | None:
-    """Return the last line of a job that had stories; it is no fault, and no story is made of it."""
+def last_line(state: JobState) -> str:
+    """Return what the log says of a job that is over; '' where nothing had happened to it.
+
+    For the log alone: the end of a job is no fault, and neither the journal nor a metric counts it.
+    """
     stories = state.stories.all()
     if not stories and not state.totals:
-        return None
+        return ""
     kinds = ", ".join(f"{kind} x{count}" for (kind, _), count in sorted(state.totals.items()))
     still = sum(story.open for story in stories)
-    first = stories[0].id if stories else f"{at:.0f}"  # each cluster counts its jobs from 01000000
-    return replace(
-        _of_job(state, at, "ended", first),
-        cause=f"job {state.job_id} ended after {state.clock.wall_s:.0f} s "
+    return (
+        f"job {state.job_id} ended after {state.clock.wall_s:.0f} s "
         f"with {state.totals.total()} stories ({kinds}), {still} of them open; "
-        f"interrupted for {state.clock.interrupted_s:.0f} s",
-        signature=JOB_ENDED,
-        outcome=Outcome.FAILED if still else Outcome.RECOVERED,
-        notes=tuple(story.sentence for story in stories[-20:]),
+        f"interrupted for {state.clock.interrupted_s:.0f} s"
     )
 
 

@@ -62,5 +62,5 @@ def _over(state: JobState, event: events.JobOver) -> list[events.Action]:
     state.over = True
     state.clock = state.clock.at(event.at, state.stories.spans())
     state.count_settled(all_of_them=True)
-    last = job_incidents.job_ended(state, event.at)
-    return [] if last is None else [events.WriteIncident(last)]
+    last = job_incidents.last_line(state)
+    return [events.Log(last)] if last else []

@@ -7,6 +7,7 @@ deadline. Nothing that fails in here ends it. What follows from an event is ``jo
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_log = logging.getLogger("rayguard")
 TICK_S = 1.0
 _EFFECT_S = 10.0
 _DEATH_S = (0.2, 0.5, 2.0)  # Ray notes how a process ended a moment after it says that its actor starts again
@@ -175,6 +177,8 @@ class SupervisorLoop:
                 self._begin(self._in_thread(effects.quarantine, *known))
             case events.Readmit():
                 self._begin(self._in_thread(effects.readmit, action.node))
+            case events.Log():
+                _log.info("rayguard: %s", action.text)
 
     async def _writing(self) -> None:
         """Write in the order in which it was decided: an incident opens before it closes."""
@@ -206,7 +210,7 @@ class SupervisorLoop:
         self.take(events.Stopped(actor_id=actor_id, at=time.time(), done=done, why=why))
 
     async def _end(self) -> None:
-        """Hear the last words of the job, write the last line, and leave."""
+        """Hear the last words of the job, log the last line, and leave."""
         assert self.state is not None
         with harmless("supervisor"):
             await asyncio.sleep(_LAST_WORDS_S)

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rayguard.cluster.supervisor.story_links import JOB_ENDED, Links, mentioned, of_node, rank
+from rayguard.cluster.supervisor.story_links import Links, mentioned, of_node, rank
 from rayguard.recovery.incident import Incident, Outcome
 
 if TYPE_CHECKING:
@@ -87,8 +87,6 @@ class Stories:
 
     def add(self, incident: Incident) -> None:
         """Take a record of an incident: a new one, or a later state of one that is known."""
-        if incident.signature == JOB_ENDED:  # it tells of stories, and is none
-            return
         incident = slim(incident)
         known = self._incidents.get(incident.id)
         if known is None:

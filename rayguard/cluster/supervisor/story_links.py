@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 CRASH_LOOP = "cluster.crash_loop"
 BUDGET_SPENT = "cluster.restart_budget_spent"
-JOB_ENDED = "cluster.job_ended"
 
 TOGETHER_S = 10.0  # the ranks of one job meet one root cause within seconds
 ON_NODE_S = 30.0  # memory that runs out takes one victim after the other

@@ -6,12 +6,15 @@ Reading the node is ``rayguard.cluster.agent.node_reading``; here are the values
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rayguard.metrics.instruments.instrument import Instrument, Labelled, Merge, by, counter, gauge, one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+
+JOB_OVER = "rayguard_job_over"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,14 @@ class Usage:
     def free(self) -> int:
         """What is left."""
         return max(0, self.limit - self.used)
+
+
+class Whose(NamedTuple):
+    """What one death is counted under: its kind, and the class (or function) and the job of the dead."""
+
+    kind: str
+    actor_class: str
+    ray_job: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +60,8 @@ class NodeReading:
     spilled_bytes: int = 0
     devices: tuple[Usage, ...] = ()
     processes: Mapping[tuple[str, str], Processes] = field(default_factory=dict)  # by class, job
-    deaths: Mapping[str, int] = field(default_factory=dict)  # unexpected ones, by kind
+    deaths: Mapping[Whose, int] = field(default_factory=dict)  # unexpected ones
+    jobs_over: Mapping[str, bool] = field(default_factory=dict)  # those with numbers here
     reaped: Mapping[str, int] = field(default_factory=dict)  # by sort
     reaped_bytes: Mapping[str, int] = field(default_factory=dict)
     agent_cpu_s: float = 0.0
@@ -151,14 +163,21 @@ NODE_INSTRUMENTS: tuple[Instrument[NodeReading], ...] = (
     ),
     counter(
         "rayguard_process_deaths_total",
-        "Ends of Ray workers that nobody had asked for, by cause.",
-        by("kind", lambda node: node.deaths),
+        "Ends of Ray workers and drivers that nobody had asked for, by cause, class or function, and job.",
+        Labelled(("kind", "actor_class", "ray_job"), lambda node: node.deaths.items()),
     ),
     gauge(
         "rayguard_processes_stopped",
         "Of them, those that stand still (SIGSTOP) now: Ray takes them for alive.",
         _processes(lambda those: those.stopped),
         unit="processes",
+    ),
+    gauge(
+        JOB_OVER,
+        "1 once Ray says that the job has ended, and its alerts stop; 0 before. Of jobs with numbers here.",
+        by("ray_job", lambda node: node.jobs_over),
+        unit="",
+        merge=Merge.MAX,
     ),
     counter(
         "rayguard_leftovers_reaped_total",

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.registry import Collector
 
 from rayguard.metrics.families import Family, family
+from rayguard.metrics.instruments.node import JOB_OVER
 from rayguard.metrics.node import departed as departed_file
 from rayguard.metrics.node.abandoned import Abandoned
 from rayguard.metrics.node.departed import Departed
@@ -100,6 +101,16 @@ class NodeNumbers(Collector):
         """Yield the names of all that may be shown."""
         return (family(one, labels_of(one)) for one in self._instruments.values())
 
+    def jobs(self) -> set[str]:
+        """Return the Ray jobs that have numbers here, of living and of dead processes."""
+        return self._jobs_in(self._shown)
+
+    def _jobs_in(self, table: Table) -> set[str]:
+        """Return the jobs in ``table``, without those that are only said to be over: that keeps none here."""
+        return jobs_in(
+            {name: series for name, series in table.items() if name != JOB_OVER}, self._instruments
+        )
+
     def refresh(self) -> None:
         """Read what changed, and fold up who died. What goes wrong is logged and counted; never raises."""
         try:
@@ -128,7 +139,7 @@ class NodeNumbers(Collector):
             self._seen = seen
         if may_fold and departed is not None:
             living = [table for name, table in tables.items() if name not in dead]
-            jobs = (jobs_in(table, self._instruments) for table in living)
+            jobs = map(self._jobs_in, living)
             expired = departed.expired(lambda: set().union(*jobs), self._clock())
             self._fold(folder, departed, dead, expired=expired)
 

@@ -1,8 +1,8 @@
 """rayguard on a real cluster, watched by a real Prometheus: ``make check-deploy``. Last line JSON.
 
 Three nodes; a job of unmodified user code under the plugin alone, with bugs of its own, killed and frozen from
-outside; a job on a pool of real engines; then every panel's query and every alert is put to Prometheus, a node is
-drained, one is lost, and rayguard is taken away.
+outside; a job on a pool of real engines; then every panel's query and every alert is put to Prometheus, jobs end in
+every way, a node is drained, one is lost, and rayguard is taken away.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from rayguard.memory.probes.node import MonitorSettings, NodeProbe
 from rayguard.metrics.node import discovery
-from tests.benchmarks.cluster import strikes, verdict
+from tests.benchmarks.cluster import endings, runbooks, strikes, verdict
 from tests.benchmarks.cluster.alarms import Alarms
 from tests.benchmarks.cluster.jobs import Job
 from tests.benchmarks.cluster.prometheus import Prometheus
@@ -54,6 +54,7 @@ class Course:
     stage: Stage
     server: Prometheus
     alarms: Alarms
+    person: runbooks.OnCall
     pool: Job
     user: Job
     struck: list[strikes.Strike] = field(default_factory=list)
@@ -64,6 +65,7 @@ class Course:
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--plots", type=Path, help="draw the dashboards' panels into this folder")
+    options.add_argument("--endings", action="store_true", help="only the jobs that end, without engines")
     options.add_argument("--keep", action="store_true", help="keep homes, logs and Prometheus's data")
     chosen = options.parse_args()
     folder = new_folder()
@@ -75,14 +77,15 @@ def main() -> int:
         "RAYGUARD_AGENT_SILENT_S": str(_SILENT_S),
         "RAY_memory_monitor_refresh_ms": "0",
     }
-    with Stage(folder, nodes=NODES, environment=environment, last_node=last) as stage:
-        told = run(stage, folder, chosen.plots)
+    nodes = 1 if chosen.endings else NODES
+    with Stage(folder, nodes=nodes, environment=environment, last_node=last) as stage:
+        told = run_endings(stage, folder) if chosen.endings else run(stage, folder, chosen.plots)
     if not chosen.keep:
         import shutil
 
         shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(told))
-    return int(not verdict.good(told))
+    return int(bool(told["endings_amiss"]) if chosen.endings else not verdict.good(told))
 
 
 def say(what: str) -> None:
@@ -98,13 +101,33 @@ def hungry() -> dict[str, str]:
     return {"RAY_memory_usage_threshold": f"{min(0.93, share):.3f}", "RAY_memory_monitor_refresh_ms": "250"}
 
 
-def run(stage: Stage, folder: Path, plots: Path | None) -> dict[str, Any]:
-    import ray
-
+def prometheus(stage: Stage, folder: Path) -> Prometheus:
+    """Put rayguard onto the cluster; return the Prometheus that will watch it."""
     say("rayguard up")
     rayguard("up", stage.address)
     found = stage.temp_folder / discovery.FILE
-    server = Prometheus(folder / "prometheus", config(folder / "rules", found, _RULES))
+    return Prometheus(folder / "prometheus", config(folder / "rules", found, _RULES))
+
+
+def run_endings(stage: Stage, folder: Path) -> dict[str, Any]:
+    """Run the part on jobs that end by itself."""
+    server = prometheus(stage, folder)
+    with server, runbooks.OnCall(stage) as person, Alarms(server, person.told) as alarms:
+        server.until(lambda: up(server) == stage.nodes, _TARGETS_S, "its agent is not scraped")
+        threading.Event().wait(_SETTLED_S)
+        told = jobs_end(stage, server, alarms, person)
+    return told | runbooks.counted(person.followed)
+
+
+def jobs_end(stage: Stage, server: Prometheus, alarms: Alarms, person: runbooks.OnCall) -> dict[str, Any]:
+    say("jobs end: by themselves, killed, after a worker's end, and after one that rayguard gave up")
+    return endings.check(stage, server, alarms, stage.folder, person.followed)
+
+
+def run(stage: Stage, folder: Path, plots: Path | None) -> dict[str, Any]:
+    import ray
+
+    server = prometheus(stage, folder)
     user = Job(
         str(_HERE / "user_job.py"),
         [
@@ -117,18 +140,19 @@ def run(stage: Stage, folder: Path, plots: Path | None) -> dict[str, Any]:
     )
     asked = ["--address", stage.address, "--seconds", "3600"]
     pool = Job(str(_HERE / "pool_job.py"), asked, folder / "pool", stage.homes[0])
-    with server, Alarms(server) as alarms:
+    with server, runbooks.OnCall(stage) as person, Alarms(server, person.told) as alarms:
         server.until(lambda: up(server) == NODES, _TARGETS_S, f"not {NODES} agents are scraped")
         with user, pool:
             ray.init(address=stage.address, log_to_driver=False, logging_level="ERROR")
             try:
-                course = Course(stage, server, alarms, pool, user)
+                course = Course(stage, server, alarms, person, pool, user)
                 perform(course, plots)
             finally:
                 ray.shutdown()
         say("rayguard down")
         rayguard("down", stage.address)
         course.told["left_behind"] = verdict.left_behind(stage)
+    course.told |= runbooks.counted(course.person.followed)
     course.told["alerts_fired_live"] = len(alarms.fired & alarms.resolved)
     course.told["alerts_fired"] = sorted(alarms.fired)
     return course.told
@@ -149,16 +173,22 @@ def perform(course: Course, plots: Path | None) -> None:
     say("a worker is killed, one is frozen, so are an agent, a supervisor and Prometheus")
     course.struck.append(strikes.kill(course.actors, "rollout-0"))
     course.struck.append(
-        strikes.freeze(course.actors, "rollout-1", _FROZEN_S, meanwhile=lambda: kill_ours(course))
+        strikes.freeze(
+            course.actors,
+            "rollout-1",
+            _FROZEN_S,
+            meanwhile=lambda: kill_ours(course),
+            release=lambda pid: course.person.followed.extend(runbooks.frozen(course.stage, server, pid)),
+        )
     )
     say("every panel is asked")
-    told |= verdict.panels(server, _PANELS_S)
-    told |= verdict.alerts(server)
+    told |= verdict.panels(server, _PANELS_S) | verdict.alerts(server)
     told["scrape_ms"] = round(1e3 * max(verdict.value(server, _SCRAPES)), 1)
     if plots is not None:
         from tests.benchmarks.cluster.plots import draw
 
         draw(server, plots)
+    told |= jobs_end(course.stage, server, course.alarms, course.person)
     say(f"agents, supervisor and Prometheus are killed at random for {_STORM_S:.0f} s, and workers beside")
     told |= storm(course.server, course.actors, course.user, course.struck, _STORM_S)
     server.until(lambda: up(server) == NODES, _TARGETS_S, "an agent did not come back from the storm")

@@ -70,13 +70,21 @@ def kill(actors: Actors, name: str) -> Strike:
     return Strike(f"{name} killed", ("actor_died",), pid)
 
 
-def freeze(actors: Actors, name: str, seconds: float, *, meanwhile: Callable[[], None]) -> Strike:
-    """Stop a whole actor for a while, then let it go on."""
+def freeze(
+    actors: Actors,
+    name: str,
+    seconds: float,
+    *,
+    meanwhile: Callable[[], None],
+    release: Callable[[int], None],
+) -> Strike:
+    """Stop a whole actor for a while, then let it go on: as ``release`` does, and in any case."""
     pid = actors.named(name)
     os.kill(pid, signal.SIGSTOP)
     try:
         meanwhile()
         threading.Event().wait(seconds)
+        release(pid)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)

@@ -35,6 +35,8 @@ def good(told: dict[str, Any]) -> bool:
         and told["alerts_fired_live"] >= 3
         and not told["faults_untold"]
         and not told["faults_misjoined"]
+        and not told["endings_amiss"]
+        and told["runbooks"] == told["runbooks_ok"] > 0
         and not told["manifests_refused"]
         and not told["left_behind"]
     )

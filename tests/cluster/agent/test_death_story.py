@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayguard.cluster.agent.death_verdict import (
+    DRIVER_DIED,
+    JOB_ENDS_S,
     NEXT_LIFE_S,
     RAY_S,
     Death,
@@ -33,6 +35,9 @@ PROCESS = ProcessId(7, 0)
 DEATH = Death(process=PROCESS, noticed_at=AT, word=WORD, actor=ACTOR)
 IDLE, BUSY = Worker(process=PROCESS, target="IDLE"), Worker(process=PROCESS, target="Rollout")
 COMING = replace(ACTOR, state="RESTARTING")
+TOLD_TO_GO = replace(WORD, said="The process receives a SIGTERM.")
+DRIVER = replace(WORD, worker=False, driver=True)
+KILLED_DRIVER = Death(process=PROCESS, noticed_at=AT, word=DRIVER)
 UNKNOWN = Diagnosis(
     signature="unknown", kind=Kind.UNKNOWN, scope=Scope.UNKNOWN, cause="?", confidence=0.1, evidence=("seen",)
 )
@@ -47,6 +52,11 @@ UNKNOWN = Diagnosis(
         (replace(DEATH, word=replace(WORD, kind="INTENDED_SYSTEM_EXIT")), 0, DeathVerdict.NORMAL),
         (replace(DEATH, word=replace(WORD, kind="INTENDED_USER_EXIT")), 0, DeathVerdict.NORMAL),
         (replace(DEATH, word=replace(WORD, worker=False)), 0, DeathVerdict.NORMAL),
+        (KILLED_DRIVER, 0, DeathVerdict.TELL),
+        (replace(KILLED_DRIVER, job_over_at=AT), 0, DeathVerdict.TELL),
+        (replace(KILLED_DRIVER, recorded=True), 0, DeathVerdict.RECORDED),
+        (replace(KILLED_DRIVER, of_rayguard=True), 0, DeathVerdict.NORMAL),
+        (replace(KILLED_DRIVER, word=replace(DRIVER, kind="INTENDED_USER_EXIT")), 0, DeathVerdict.NORMAL),
         (replace(DEATH, actor=replace(ACTOR, ours=True)), 0, DeathVerdict.NORMAL),
         (replace(DEATH, actor=COMING), 0, DeathVerdict.WAIT),
         (replace(DEATH, actor=COMING), NEXT_LIFE_S, DeathVerdict.TELL),
@@ -63,6 +73,45 @@ UNKNOWN = Diagnosis(
 def test_who_tells(death, after_s, verdict):
     """The next life where there is one and it does so in time; nobody of an end that was wanted."""
     assert judge(death, AT + after_s) is verdict
+
+
+@pytest.mark.parametrize(
+    ("death", "over_at", "verdict"),
+    [
+        (DEATH, AT - 1, DeathVerdict.NORMAL),
+        (DEATH, AT + 1, DeathVerdict.TELL),  # the driver failed for it, and was told to by nobody
+        (DEATH, AT - 60, DeathVerdict.TELL),  # of what a detached actor made
+        (replace(DEATH, exitcode=-15, job_killed=True), AT + 1, DeathVerdict.NORMAL),
+        (replace(DEATH, exitcode=-15), AT + 1, DeathVerdict.WAIT),  # alone: the driver may have failed for it
+        (replace(DEATH, exitcode=-9, job_killed=True), AT + 1, DeathVerdict.TELL),
+        (replace(DEATH, exitcode=-15, job_killed=True), AT + 60, DeathVerdict.WAIT),
+        (replace(DEATH, word=TOLD_TO_GO, job_killed=True), AT + 1, DeathVerdict.NORMAL),
+        (replace(DEATH, exitcode=-15), 0.0, DeathVerdict.WAIT),  # Ray may not have noted it yet
+        (replace(DEATH, actor=replace(ACTOR, detached=True)), AT - 1, DeathVerdict.TELL),
+        (replace(DEATH, recorded=True), AT + 1, DeathVerdict.RECORDED),
+    ],
+)
+def test_what_ray_ends_with_a_job_is_no_fault(death, over_at, verdict):
+    """Neither by a person nor by a scheduler that ends the whole job; what failed before the driver is one."""
+    assert judge(replace(death, job_over_at=over_at), AT) is verdict
+
+
+def test_a_worker_that_alone_was_told_to_go_is_told_of():
+    """Its job goes on; or ends, since the driver fails for it."""
+    for over_at in (0.0, AT + 1):
+        death = replace(DEATH, exitcode=-15, job_over_at=over_at)
+        assert judge(death, AT + JOB_ENDS_S) is DeathVerdict.TELL
+
+
+def test_a_driver_that_was_killed_is_told_as_that():
+    """Of the whole job, with advice for a driver: nothing is to be restarted by anybody here."""
+    killed = CauseOfDeath(killer=Killer.OUTSIDE, kind="actor_died", how="died by SIGKILL", confidence=0.9)
+    for cause, kind in ((killed, Kind.ACTOR_DIED), (replace(killed, kind="host_oom"), Kind.HOST_OOM)):
+        found = diagnosis_of(KILLED_DRIVER, UNKNOWN, cause)
+        assert (found.kind, found.scope, found.signature) == (kind, Scope.JOB, DRIVER_DIED)
+        assert found.cause.startswith("the driver's process 7 died by SIGKILL")
+        assert "driver" in found.advice
+    assert outcome_of(KILLED_DRIVER)[0] is Outcome.FAILED
 
 
 @given(

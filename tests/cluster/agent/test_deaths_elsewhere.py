@@ -6,8 +6,10 @@ import time
 import pytest
 
 from rayguard.cluster.agent import worker_deaths as module
+from rayguard.cluster.agent.jobs_here import JobsHere
 from rayguard.cluster.agent.journal_feed import KnownIncidents
 from rayguard.cluster.agent.worker_deaths import Deaths
+from rayguard.metrics.instruments.node import Whose
 from rayguard.ray_internals.rows import ActorRow, WorkerRow
 
 DEADLINE_S = 30
@@ -41,7 +43,12 @@ def told_here():
 @pytest.fixture
 def deaths(tmp_path, told_here):
     made = Deaths(
-        Cluster(), None, KnownIncidents(tmp_path), lambda *death: told_here.append(death), lambda: (0.0, None)
+        Cluster(),
+        None,
+        KnownIncidents(tmp_path),
+        lambda *death: told_here.append(death),
+        lambda: (0.0, None),
+        JobsHere(lambda job_id: None),
     )
     made.reported("worker")
     yield made
@@ -64,7 +71,7 @@ def test_a_death_that_the_next_life_tells_of_is_not_told_again(deaths, told_here
     )
     look(deaths, times=10 * DEADLINE_S)
     assert not deaths.pending
-    assert dict(deaths.counts) == {"host_oom": 1}
+    assert dict(deaths.counts) == {Whose("host_oom", "Rollout", ""): 1}
     assert told_here == []
 
 

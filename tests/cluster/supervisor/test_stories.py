@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayguard.cluster.supervisor.stories import KEPT, Stories, slim, stories_of
-from rayguard.cluster.supervisor.story_links import CRASH_LOOP, JOB_ENDED
+from rayguard.cluster.supervisor.story_links import CRASH_LOOP
 from rayguard.recovery.incident import Incident, Outcome
 
 ACTORS = [f"{n:024x}01000000" for n in range(8)]
@@ -145,11 +145,6 @@ def test_what_a_later_life_served_or_death_took_is_over():
     stories.add(first)
     stories.actor_gone(ACTORS[0], 15.0)
     assert stories.all()[0].ended_at == 15.0
-
-
-def test_the_end_of_a_job_is_no_story():
-    """It tells of them."""
-    assert stories_of([incident("e", "unknown", 1.0, signature=JOB_ENDED)]) == []
 
 
 KINDS = [

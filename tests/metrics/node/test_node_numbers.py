@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from rayguard.metrics.instruments.instrument import Instrument, Merge, MetricType
+from rayguard.metrics.instruments.node import JOB_OVER
 from rayguard.metrics.node import departed as departed_module
 from rayguard.metrics.node import merged_numbers
 from rayguard.metrics.node.abandoned import KEEP_S, SIGN_S
@@ -573,6 +574,24 @@ def test_jobs_that_ended_a_day_ago_vanish_whole(tmp_path, node, clock):
     again = NodeNumbers(tmp_path, instruments=KNOWN, clock=clock)
     again.refresh()
     assert (value(again, ray_job="01000000"), value(again, ray_job="02000000")) == (None, 9)
+
+
+def test_that_a_job_is_over_keeps_nothing_of_it(tmp_path, clock):
+    """An agent says so of each job with numbers here: of what it says that of, it must not follow that."""
+    over = Instrument(
+        name=JOB_OVER, type=MetricType.GAUGE, help="X.", read=list, labels=("ray_job",), merge=Merge.MAX
+    )
+    node = NodeNumbers(tmp_path, instruments={**KNOWN, JOB_OVER: over}, clock=clock)
+    leave(tmp_path, dead(), 3, job="01000000")
+    said = encode([(over, [(("01000000",), 1.0)])])
+    leave(tmp_path, ProcessId.me(), job="", actor_class="NodeAgent", families=said)
+    node.refresh()
+    assert node.jobs() == {"01000000"}
+    assert value(node, JOB_OVER, ray_job="01000000", actor_class="NodeAgent") == 1
+    clock.now += KEEP_JOB_S + 1
+    node.refresh()
+    node.refresh()
+    assert node.jobs() == set()
 
 
 def test_a_node_with_too_many_classes_has_a_bounded_page_and_file(tmp_path, node):
