@@ -20,6 +20,7 @@ class Fault(str, Enum):
 
     KILL_CORE = "kill_core"
     KILL_WORKER = "kill_worker"
+    TERM_CORE = "terminate_core"  # SIGTERM: it answers what runs with what there is, and goes
     KILL_ACTOR = "kill_actor"
     STOP_CORE = "stop_core"
     STOP_WORKER = "stop_worker"
@@ -105,6 +106,7 @@ DRAWN = {
     Place.STANDBY: (
         Fault.KILL_CORE,
         Fault.KILL_WORKER,
+        Fault.TERM_CORE,
         Fault.STOP_CORE,
         Fault.STOP_WORKER,
         Fault.ASSERTION,

@@ -158,7 +158,8 @@ def _hit(fault: Fault, target: Target, blow: Blow) -> None:
         process = target.worker
     death = os.pidfd_open(process.pid)
     blow.begin(process.pid)
-    process.send_signal(signal.SIGSTOP if fault.stops else signal.SIGKILL)
+    sign = signal.SIGTERM if fault is Fault.TERM_CORE else signal.SIGKILL
+    process.send_signal(signal.SIGSTOP if fault.stops else sign)
     if fault.of_actor:
         blow.seen = target.witness.read(target.seen)
     if not fault.stops and select.select([death], [], [], _DEATH_S)[0]:
