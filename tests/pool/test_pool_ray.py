@@ -50,7 +50,7 @@ def test_an_actor_whose_restarts_are_spent_is_replaced(cluster):
         samples = [future.result(60).samples[0] for future in futures]
         for sample, prompt in zip(samples, PROMPTS[:16], strict=True):
             assert sample.token_ids == answer(fan_out("x", prompt, LONG)[0])
-        assert all(sample.cuts for sample in samples)
+        assert any(sample.cuts for sample in samples)
         status = pool.status()
         assert (status["replaced"], status["lost"], list(status["engines"])) == (1, 0, ["rollout-1"])
         assert status["engines"]["rollout-1"]["pid"] not in pids

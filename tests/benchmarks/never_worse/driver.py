@@ -60,7 +60,9 @@ def _run(asked: dict[str, Any], way: str, home: Path) -> None:
     folder = tempfile.mkdtemp(prefix="program-", dir=home)
     ran = play.Play(Program.from_json(asked["program"]), way, home, Path(folder)).run()
     with _writing:
-        print(WORD + json.dumps({"run": asked["run"], **ran}), flush=True)
+        # In one piece, on a line of its own: others print here too.
+        sys.stdout.write(f"\n{WORD}{json.dumps({'run': asked['run'], **ran})}\n")
+        sys.stdout.flush()
 
 
 def _environment(way: str) -> dict[str, Any] | None:

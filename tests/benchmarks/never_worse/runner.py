@@ -84,6 +84,7 @@ class Driver:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,
+                    errors="replace",
                     start_new_session=True,
                 )
             threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
@@ -97,7 +98,11 @@ class Driver:
     def _take(self, process: subprocess.Popen[str], lines: Iterable[str]) -> None:
         for line in lines:
             if line.startswith(WORD):
-                ran = json.loads(line.removeprefix(WORD))
+                try:
+                    ran = json.loads(line.removeprefix(WORD))
+                except ValueError:  # the others' answers still come
+                    print(f"{self.way}: cannot be read: {line[:200]!r}", file=sys.stderr)
+                    continue
                 with self._lock:
                     waiting = self._waiting.get(ran.pop("run"))
                 if waiting is not None:
