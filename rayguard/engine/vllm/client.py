@@ -123,7 +123,7 @@ class HealingClient(CoreCalls):
         """Book what came out; return whether a suspect's turn came to its end."""
         self.turns += 1
         ended, longest, came = False, 0, 0
-        outputs.outputs = [output for output in outputs.outputs if not self._unasked_end(output)]
+        outputs.outputs = [o for o in outputs.outputs if o.finish_reason is None or not self._unasked_end(o)]
         for output in outputs.outputs:
             count = len(output.new_token_ids)
             came += count
