@@ -11,8 +11,9 @@ BIN := $(VENV)/bin
 # uv does not look where pip was told to: the CPU build of torch lies there on some machines.
 export UV_FIND_LINKS ?= $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 UV := $(shell command -v uv || echo $(PYTHON) -m uv)
-# vLLM on the CPU: no download, one OpenMP thread for each engine, engines free to share cores.
-RUN := env HF_HUB_OFFLINE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 RAY_AUTH_MODE=disabled
+# vLLM on the CPU: no download, one OpenMP thread for each engine, engines free to share cores. Ray's workers run
+# at nice 15 unless told otherwise: beside tests that compute, a worker's second takes minutes on two cores.
+RUN := env HF_HUB_OFFLINE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 RAY_AUTH_MODE=disabled RAY_worker_niceness=0
 
 .PHONY: help setup demo test lint fast bench trials never-worse soak-memory check-deploy as-printed prometheus diagnosis-report likeness docs clean
 help: ## Say what can be made

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import Future
+from queue import Queue
 from types import SimpleNamespace
 
 import pytest
@@ -53,6 +54,7 @@ class Core:
         self.encoder = MsgpackEncoder()
         self.resources = SimpleNamespace(engine_dead=False)
         self.utility_results = {}
+        self.outputs_queue = Queue()
         self.got = []
         self.numbers = iter(range(1000))
 
@@ -446,21 +448,45 @@ def test_a_call_that_has_just_left_is_known_until_something_came_back():
     assert door.progress().just_ended == ()
 
 
-def test_whose_word_ends_requests_is_known_a_while_longer_than_the_call(monkeypatch):
-    """The ends that a pause makes may come after its answer; those of a core that goes are nobody's wish."""
-    core = Core()
-    door = CallDoor.of(core, lambda: 0)
-    outcome = later(lambda: core.collective_rpc("x"))
+def answered(core, *call):
+    """Make a call, and answer it."""
+    outcome = later(lambda: core.call_utility(*call))
     until(lambda: core.utility_results)
-    assert not door.ends_requests()
+    yield
     core.utility_results.popitem()[1].set_result(None)
     outcome.result(30)
-    pausing = later(lambda: core.call_utility("pause_scheduler", "abort", True))
-    until(lambda: core.utility_results)
+    yield
+
+
+def test_whose_word_ends_requests_is_known_until_what_waited_is_handed_out(monkeypatch):
+    """A core sends the ends that a pause makes before its answer; those of a core that goes are nobody's wish."""
+    core, turns = Core(), [5]
+    core.outputs_queue.put("handed out after the answer")
+    door = CallDoor.of(core, lambda: turns[0])
+    assert [door.ends_requests() for _ in answered(core, "collective_rpc", "x")] == [False, False]
+    assert [door.ends_requests() for _ in answered(core, "pause_scheduler", "abort", True)] == [True, True]
+    turns[0] += 2
     assert door.ends_requests()
+    turns[0] += 1
+    assert not door.ends_requests()
+    assert [door.ends_requests() for _ in answered(core, "sleep", 1, "abort")] == [True, True]
     now = time.monotonic()
-    core.utility_results.popitem()[1].set_result(None)
-    pausing.result(30)
-    assert door.ends_requests()
     monkeypatch.setattr("rayguard.engine.vllm.door.calls.time.monotonic", lambda: now + 60.0)
     assert not door.ends_requests()
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait"])
+@pytest.mark.parametrize("call", [("pause_scheduler", "MODE", False), ("sleep", 1, "MODE")])
+def test_a_pause_that_keeps_what_runs_asks_for_no_end(call, mode):
+    """A push of weights pauses so: a core that is told to end a second later still cuts no answer short."""
+    core = Core()
+    door = CallDoor.of(core, lambda: 0)
+    given = [mode if one == "MODE" else one for one in call]
+    assert [door.ends_requests() for _ in answered(core, *given)] == [False, False]
+
+
+def test_a_pause_without_a_mode_ends_what_runs():
+    """As vLLM's core has it."""
+    core = Core()
+    door = CallDoor.of(core, lambda: 0)
+    assert [door.ends_requests() for _ in answered(core, "sleep")] == [True, True]

@@ -158,9 +158,17 @@ def test_a_killed_process_costs_no_token(harness, undisturbed, which):
     assert 0 <= incident.detected_at - struck[0][1] < 5
 
 
+async def paused_as_for_weights(engine):
+    """Pause and go on: what runs is kept, so no end that comes soon after is the owner's wish."""
+    await engine.pause_generation(mode="keep", clear_cache=False)
+    await engine.resume_generation()
+
+
 def test_a_core_that_is_told_to_end_cuts_no_answer_short(harness, undisturbed):
     """SIGTERM: the core answers all that runs with what it has, as "abort", before it goes; vLLM hands that on."""
     before = len(incidents())
+    if harness.loop is not None:
+        harness.run(paused_as_for_weights(harness.slot.engine(60.0).handle))
     with harness.owner.struck("core", signal.SIGTERM, after_tokens=200):
         outputs = harness.generate(PROMPTS, greedy())
     assert told(outputs) == undisturbed

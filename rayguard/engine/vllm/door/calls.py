@@ -37,8 +37,8 @@ _READS = frozenset(
         "reset_prefix_cache",
     }
 )
-_ENDING = frozenset({"pause_scheduler", "sleep"})  # end what runs, unless their mode says otherwise
-_ENDING_S = 5.0  # so long after their answer, ends that they made may still be on their way
+_ENDING = frozenset({"pause_scheduler", "sleep"})  # end what runs, where their mode says "abort"
+_ENDING_S = 5.0  # so long after their answer, ends that they made may still wait to be handed out
 _CALL_PARTS = 4  # client, id, method, arguments (vllm/v1/engine/core_client.py: call_utility)
 _READ_BACK_BYTES = 1 << 20  # larger ones are weights, made of bytes
 
@@ -65,7 +65,8 @@ class CallDoor:
         self._turns = turns
         self._inside: dict[int, str] = {}
         self._ended: dict[str, int] = {}  # calls that were answered, and how much had come back by then
-        self._ending_until = 0.0  # monotonic: the owner has what runs ended
+        self._ending: set[int] = set()  # calls of the owner that end what runs
+        self._ends_until = (0.0, 0)  # monotonic and turns: what they ended is handed out by then
         core.encoder = self
 
     def __getattr__(self, name: str) -> object:
@@ -88,6 +89,8 @@ class CallDoor:
         except Exception:
             self._core.utility_results.pop(number, None)
             raise
+        if _ends(method, arguments):
+            self._ending.add(number)
         self._enter(number, named(method, arguments))
         return frames
 
@@ -97,12 +100,16 @@ class CallDoor:
         self._inside[number] = name
         answer = self._core.utility_results.get(number)
         if answer is not None:
-            answer.add_done_callback(lambda _: self._answered(name))
+            answer.add_done_callback(lambda _: self._answered(number, name))
 
-    def _answered(self, name: str) -> None:
+    def _answered(self, number: int, name: str) -> None:
         self._ended[name] = self._turns()
-        if name in _ENDING:
-            self._ending_until = time.monotonic() + _ENDING_S
+        if number in self._ending:
+            # A core sends the ends before its answer: they are among what waits here, or in hand already.
+            waiting = getattr(self._core, "outputs_queue", None)
+            handed_out = self._turns() + 1 + (0 if waiting is None else waiting.qsize())
+            self._ends_until = (time.monotonic() + _ENDING_S, handed_out)
+            self._ending.discard(number)
 
     def _waiting(self) -> dict[int, str]:
         """Return the calls that are not answered yet, by vLLM's number for each."""
@@ -111,7 +118,9 @@ class CallDoor:
 
     def ends_requests(self) -> bool:
         """Say whether the owner has the core end what runs, now or a moment ago."""
-        return time.monotonic() < self._ending_until or not _ENDING.isdisjoint(self._waiting().values())
+        moment, turns = self._ends_until
+        just_now = time.monotonic() < moment and self._turns() <= turns
+        return just_now or not self._ending.isdisjoint(self._waiting())
 
     def progress(self) -> Progress:
         """Return which calls are inside, or were until just now."""
@@ -128,6 +137,12 @@ class CallDoor:
         turns = self._turns()
         self._ended = {name: at for name, at in list(self._ended.items()) if turns - at <= 1}
         return tuple(self._ended)
+
+
+def _ends(method: str, arguments: Sequence[object]) -> bool:
+    """Say whether a call ends what runs: vLLM's "keep" and "wait" do not (core.py: pause_scheduler)."""
+    mode = next((given for given in arguments if isinstance(given, str)), "abort")
+    return method.removesuffix("_async") in _ENDING and mode == "abort"
 
 
 def named(method: str, arguments: Sequence[object]) -> str:
