@@ -200,6 +200,10 @@ class AsyncHealingClient(HealingClient):
         if self.loop is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(wake, core or self.core, error)
 
+    def _put(self, core: EngineCoreClient, outputs: EngineCoreOutputs) -> None:
+        if self.loop is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(core.outputs_queue.put_nowait, outputs)
+
 
 def run_on(
     loop: asyncio.AbstractEventLoop | None, call: Coroutine[object, object, T], deadline_s: float

@@ -123,7 +123,7 @@ class HealingClient(CoreCalls):
         """Book what came out; return whether a suspect's turn came to its end."""
         self.turns += 1
         ended, longest, came = False, 0, 0
-        outputs.outputs = [o for o in outputs.outputs if o.finish_reason is None or not self._unasked_end(o)]
+        outputs.outputs = self._unasked_ends.without(outputs.outputs, self._requests)
         for output in outputs.outputs:
             count = len(output.new_token_ids)
             came += count
@@ -138,12 +138,6 @@ class HealingClient(CoreCalls):
         self.tokens += came
         self.inflight.came(longest)
         return ended
-
-    def _unasked_end(self, output: EngineCoreOutput) -> bool:
-        """Say whether a core made this end by itself: at a SIGTERM it ends what runs; the next goes on."""
-        if getattr(output.finish_reason, "name", "") != "ABORT" or output.request_id not in self._requests:
-            return False
-        return self._calls is not None and not self._calls.ends_requests()
 
     def _undo(self, request: EngineCoreRequest) -> list[str]:
         """Undo what was booked for a request that could not be sent, also in the frontend's own book.
@@ -292,8 +286,5 @@ class HealingClient(CoreCalls):
         self._ready.append(output_state.end_of(request_id, reason, why))
 
     def _own_outputs(self) -> EngineCoreOutputs:
-        from vllm.v1.engine import EngineCoreOutputs as CoreOutputs  # noqa: PLC0415 - vLLM only where it runs
-
         ready, self._ready = self._ready, []
-        made: EngineCoreOutputs = CoreOutputs(outputs=ready)
-        return made
+        return output_state.as_from_a_core(ready)

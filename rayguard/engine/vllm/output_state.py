@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rayguard.engine.vllm.interfaces import (
         CompletionOutput,
         EngineCoreOutput,
+        EngineCoreOutputs,
         EngineCoreRequest,
         FrontendRequest,
         Logprob,
@@ -143,6 +144,14 @@ def give(
 def end_of(request_id: str, reason: str, why: str | None) -> EngineCoreOutput:
     """Return the end of a request that no core has ended."""
     return _output(request_id, Generated(), (reason, why))
+
+
+def as_from_a_core(outputs: list[EngineCoreOutput]) -> EngineCoreOutputs:
+    """Return ``outputs`` as a core would send them."""
+    from vllm.v1.engine import EngineCoreOutputs as CoreOutputs  # noqa: PLC0415 - vLLM only where it runs
+
+    made: EngineCoreOutputs = CoreOutputs(outputs=outputs)
+    return made
 
 
 def begin_afresh(processor: OutputProcessor, request: EngineCoreRequest) -> bool:

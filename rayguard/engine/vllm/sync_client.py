@@ -224,3 +224,6 @@ class SyncHealingClient(HealingClient):
         """Wake whoever waits for ``core``, by default the current one."""
         self._interrupts.append(error)
         wake(core or self.core, error)
+
+    def _put(self, core: EngineCoreClient, outputs: EngineCoreOutputs) -> None:
+        core.outputs_queue.put_nowait(outputs)

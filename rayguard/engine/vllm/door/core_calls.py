@@ -6,18 +6,21 @@ decided elsewhere (``rayguard.recovery.machine``, ``rayguard.engine.supervision.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from rayguard.engine.calls import mark
+from rayguard.engine.vllm import output_state
 from rayguard.engine.vllm.changes.own_calls import WATCHED, OwnCalls
 from rayguard.engine.vllm.door.calls import CallDoor, named, only_reads
+from rayguard.engine.vllm.door.unasked_ends import UnaskedEnds
 from rayguard.engine.weights.changes import WeightChanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from rayguard.engine.vllm.interfaces import EngineCoreClient
+    from rayguard.engine.vllm.interfaces import EngineCoreClient, EngineCoreOutput, EngineCoreOutputs
 
 _NEVER_SENT = frozenset({"EngineDeadError", "ZMQError"})  # raised by a client that knows its core as dead
 
@@ -47,7 +50,16 @@ class CoreCalls:
     def go_to(self, core: EngineCoreClient) -> None:
         """Send to ``core`` from now on, and hear no other."""
         self._calls = CallDoor.of(core, lambda: self.turns)
+        self._unasked_ends = UnaskedEnds(self._calls, functools.partial(self._end_late, core))
         self.core = core
+
+    def _end_late(self, core: EngineCoreClient, ends: list[EngineCoreOutput]) -> None:
+        if core is self.core:
+            self._put(core, output_state.as_from_a_core(ends))
+
+    def _put(self, core: EngineCoreClient, outputs: EngineCoreOutputs) -> None:
+        """Let whoever waits for ``core`` have ``outputs`` next; from any thread."""
+        raise NotImplementedError
 
     def passed_on(self, name: str) -> object:
         """Return what the core of now has by this name; a method of it as callers of this client get it."""
