@@ -51,7 +51,8 @@ def memory(
     observer = Observer()
 
     def look() -> tuple[Census, Table]:
-        census = observer.look(pss=pss, guarded=_guarded())
+        guarded, watched = _named()
+        census = observer.look(pss=pss, guarded=guarded, watched=watched)
         return census, table(census.processes, top=top)
 
     with contextlib.closing(observer), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
@@ -72,8 +73,8 @@ def _rounds(one: Callable[[], None], interval_s: float, *, again: bool) -> None:
         one()
 
 
-def _guarded() -> dict[tuple[int, int], str]:
-    """Return what the living guarded processes of this user call themselves, by pid and start."""
+def _named() -> tuple[dict[tuple[int, int], str], ...]:
+    """Return what living processes call themselves, by pid and start: guarded ones, and watched."""
     from rayguard.config import Settings  # noqa: PLC0415
     from rayguard.errors import ConfigError  # noqa: PLC0415
     from rayguard.recovery.status import read_pages  # noqa: PLC0415
@@ -81,12 +82,12 @@ def _guarded() -> dict[tuple[int, int], str]:
     try:
         pages = read_pages(Settings().home)
     except (ConfigError, OSError):
-        return {}
-    return {
-        (page.pid, page.started): page.who.actor_class or "process"
-        for page in pages
-        if page.alive is not False
-    }
+        return {}, {}
+    names = dict[tuple[int, int], str](), dict[tuple[int, int], str]()
+    for page in pages:
+        if page.alive is not False:
+            names[page.who.watched][page.pid, page.started] = page.who.actor_class or "process"
+    return names
 
 
 def _plain(census: Census, found: Table) -> dict[str, object]:

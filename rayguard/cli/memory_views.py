@@ -84,7 +84,7 @@ def _rows(holders: Table, width: int) -> Grid:
         grid.add_column(title, justify="right", no_wrap=True)
     for row in _everybody(holders):
         name = Text(printable(row.name), style="bold" if row.guarded else "")
-        name.append(f"\n  guarded: {printable(row.guarded)}" if row.guarded else "", style="not bold dim")
+        name.append("".join(f"\n  {how}: {whom}" for how, whom in _care(row)), style="not bold dim")
         cells = (Text(columns[title](row)) for title in columns)
         grid.add_row(name, Text(str(row.pid) if row.pid else ""), *cells, style="" if row.pid else "dim")
     return grid
@@ -166,6 +166,11 @@ def _of(used: int, total: int) -> str:
     return f"{size(used) or '0'} of {size(total)} ({used / total:.0%})" if total else size(used) or "0"
 
 
+def _care(row: Holder) -> list[tuple[str, str]]:
+    named = (("guarded", row.guarded), ("watched", row.watched))
+    return [(how, printable(whom)) for how, whom in named if whom]
+
+
 def _everybody(holders: Table) -> tuple[Holder, ...]:
     return (*holders.rows, *([holders.others] if holders.others else []))
 
@@ -176,6 +181,6 @@ def _lines(census: Census, holders: Table) -> Iterator[str]:
     columns = _columns(holders)
     for row in _everybody(holders):
         words = [f"{title}={columns[title](row).replace(' ', '') or '0'}" for title in columns]
-        guarded = f" guarded={printable(row.guarded)}" if row.guarded else ""
-        yield f"{printable(row.name)} pid={row.pid or '-'} {' '.join(words)}{guarded}"
+        words += [f"{how}={whom}" for how, whom in _care(row)]
+        yield f"{printable(row.name)} pid={row.pid or '-'} {' '.join(words)}"
     yield from (printable(note) for note in _notes(census, holders))

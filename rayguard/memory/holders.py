@@ -33,6 +33,7 @@ class Process:
     device: int = 0
     objects: int = 0
     guarded: str = ""  # what rayguard's status page calls it
+    watched: str = ""  # the same, where nothing in it is guarded
     driver: bool = False
 
     @property
@@ -58,6 +59,7 @@ class Holder:
     device: int = 0
     objects: int = 0
     guarded: str = ""
+    watched: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +141,8 @@ def _above(process: Process, all_of_them: Mapping[int, Process]) -> list[Process
 
 
 def _is_head(process: Process) -> bool:
-    return bool(process.guarded) or process.driver or process.name.startswith("ray::") or _is_of_ray(process)
+    named = process.guarded or process.watched
+    return bool(named) or process.driver or process.name.startswith("ray::") or _is_of_ray(process)
 
 
 def _is_of_ray(process: Process) -> bool:
@@ -152,7 +155,7 @@ def _is_engine(process: Process) -> bool:
 
 def _row(head: Process, members: Sequence[Process]) -> Holder:
     known = [member.pss for member in members if member.pss is not None]
-    orphan = _is_engine(head) and not head.guarded
+    orphan = _is_engine(head) and not head.guarded and not head.watched
     return Holder(
         name=f"{head.name} (no owner)" if orphan else head.name,
         pid=head.pid,
@@ -163,6 +166,7 @@ def _row(head: Process, members: Sequence[Process]) -> Holder:
         device=sum(one.device for one in members),
         objects=sum(one.objects for one in members),
         guarded=head.guarded,
+        watched=head.watched,
     )
 
 

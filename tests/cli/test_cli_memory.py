@@ -61,12 +61,18 @@ def test_scripts_get_json_with_a_row_for_a_process_that_holds_much(tmp_path, hog
     assert run.returncode == 0
 
 
-def test_a_guarded_process_is_marked(tmp_path):
+@pytest.mark.parametrize(
+    ("watched", "how", "other"), [(False, "guarded", "watched"), (True, "watched", "guarded")]
+)
+def test_a_process_of_ours_is_marked_as_what_it_is(tmp_path, watched, how, other):
     """By the status page that it wrote; by pid and start time, so no stranger is."""
-    page = StatusPage(tmp_path, Who(actor_class="Trainer"), tally=Tally())
+    page = StatusPage(tmp_path, Who(actor_class="Trainer", watched=watched), tally=Tally())
     assert page.publish()
     shown = json.loads(command(tmp_path, "--json", "--top", "1000").stdout)
-    assert {row["pid"]: row["guarded"] for row in shown["rows"] if row["guarded"]} == {os.getpid(): "Trainer"}
+    assert {row["pid"]: row[how] for row in shown["rows"] if row[how]} == {os.getpid(): "Trainer"}
+    assert not [row for row in shown["rows"] if row[other]]
+    lines = command(tmp_path, "--top", "1000").stdout.splitlines()
+    assert [line for line in lines if line.endswith(f" {how}=Trainer")]
 
 
 @pytest.mark.parametrize("columns", [80, 120])

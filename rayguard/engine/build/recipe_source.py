@@ -31,11 +31,13 @@ _PLAIN = re.compile(r"""(?:"([^"\\]*)"|'([^'\\]*)')\Z""")
 
 @dataclass(slots=True)
 class Passed:
-    """What goes to vLLM. ``values``: those of its arguments that are known, by name.
+    """What goes to vLLM.
 
+    ``classes``: which of its own are called. ``values``: those of its arguments that are known, by name.
     ``all_of_settings``: everything that is given to ``settings.as_kwargs(...)`` goes there, and nowhere else.
     """
 
+    classes: set[str] = field(default_factory=set)
     names: list[str] = field(default_factory=list)
     values: dict[str, object] = field(default_factory=dict)
     all_of_settings: bool = False
@@ -84,6 +86,7 @@ class _Reading:
         kept = {name: at for at in settings if (name := self._kept_as(at))}
         taken: list[int] = []
         for at in calls:
+            found.classes.add(self._tokens[at])
             for argument in _arguments(self._tokens, at + 1):
                 inner = self._settings_in(argument, kept)
                 if inner is None:

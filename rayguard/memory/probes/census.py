@@ -23,6 +23,8 @@ from rayguard.ray_internals.node_stats import StoreMemory, StoreProbe
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    Names = Mapping[tuple[int, int], str]  # by pid and start in clock ticks
+
 _PROC = Path("/proc")
 _SHM = "/dev/shm"  # noqa: S108 - looked at, not written to
 _PARENT, _STARTED = 1, 19  # fields of stat after the command name
@@ -66,8 +68,10 @@ class Observer:
         self._files: dict[tuple[str, ...], FilesProbe] = {}  # kept: a dead mount is asked once
         self._notes: list[str] = []
 
-    def look(self, *, pss: bool = False, guarded: Mapping[tuple[int, int], str] | None = None) -> Census:
-        """Return what there is now. ``guarded`` names processes by (pid, start in clock ticks)."""
+    def look(
+        self, *, pss: bool = False, guarded: Names | None = None, watched: Names | None = None
+    ) -> Census:
+        """Return what there is now. ``guarded`` and ``watched`` name processes (``Names``)."""
         self._notes = []
         nodes = ray_nodes(self._proc)
         modes = {node.environment.get("RAY_AUTH_MODE") for node in nodes}
@@ -83,7 +87,7 @@ class Observer:
         shm = {_SHM, *(node.shm_dir for node in nodes)}
         folders = [folder for one in nodes for folder in (one.session_dir, *one.spill_dirs) if folder]
         folders += [folder for known, _ in self._stores.values() for folder in known.spill_dirs]
-        found = tuple(self._processes(pss, guarded or {}, stores, devices))
+        found = tuple(self._processes(pss, guarded or {}, watched or {}, stores, devices))
         return Census(
             node=node,
             own_cgroup=probe.own_cgroup(),
@@ -130,7 +134,8 @@ class Observer:
     def _processes(
         self,
         pss: bool,  # noqa: FBT001 - a private function
-        guarded: Mapping[tuple[int, int], str],
+        guarded: Names,
+        watched: Names,
         stores: Iterable[Store],
         devices: Iterable[DeviceMemory],
     ) -> Iterable[Process]:
@@ -151,6 +156,7 @@ class Observer:
                 objects=user.owned_bytes if user is not None else 0,
                 driver=user is not None and user.driver,
                 guarded=guarded.get((process.pid, process.started), ""),
+                watched=watched.get((process.pid, process.started), ""),
             )
         if unknown:
             self._notes.append(f"the PSS of {unknown} processes cannot be read: other users', or just ended")

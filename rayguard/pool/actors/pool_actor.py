@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 # Some more than run at once, so that the engine never waits for the pool.
 _AHEAD = 1.25
+ASYNC_ONLY = (
+    "a RolloutPool works with vLLM's AsyncLLM: let build_engine return "
+    "AsyncLLM.from_engine_args(AsyncEngineArgs(**settings.as_kwargs(...)))"
+)
 _REFUSED = frozenset({"VLLMClientError", "VLLMValidationError"})
 
 
@@ -130,10 +134,7 @@ class Serving:
         engine = self._owner._slot().engine(0.0)  # noqa: SLF001 - one thing in two classes
         inflight = getattr(engine, "inflight", None)
         if inflight is None or not engine.is_async:
-            raise ConfigError(
-                "a RolloutPool works with vLLM's AsyncLLM: let build_engine return "
-                "AsyncLLM.from_engine_args(AsyncEngineArgs(**settings.as_kwargs(...)))"
-            )
+            raise ConfigError(ASYNC_ONLY)
         if self._inflight is not inflight:
             self._inflight = inflight
             inflight.keep(self._outbox)

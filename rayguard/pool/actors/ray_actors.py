@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from rayguard.actors.guard.no_recipe import found_wrong
 from rayguard.actors.quarantined_nodes import elsewhere
 from rayguard.actors.token_logs import left_in
+from rayguard.engine.build.recipe_source import passed_to_vllm
 from rayguard.engine.deadline import begun
 from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
 from rayguard.options import nearest
-from rayguard.pool.actors.pool_actor import PoolActor
+from rayguard.pool.actors.pool_actor import ASYNC_ONLY, PoolActor
 from rayguard.process.deaths import DeathWatch
 from rayguard.process.identity import ProcessId
 from rayguard.process.tree import end_group_of
@@ -197,6 +198,10 @@ def _refuse_arguments(cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     wrong = found_wrong(cls)
     if wrong is not None:
         raise wrong
+    if passed_to_vllm(getattr(cls, "build_engine", cls)).classes == {
+        "LLM"
+    }:  # before an engine has started for nothing
+        raise ConfigError(ASYNC_ONLY)
     try:
         signature = inspect.signature(cls)
     except (TypeError, ValueError):  # a metaclass of its own

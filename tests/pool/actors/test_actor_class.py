@@ -8,7 +8,7 @@ import ray
 import rayguard
 from rayguard.actors.mark import mark_of
 from rayguard.errors import ConfigError
-from rayguard.pool.actors.ray_actors import actor_class
+from rayguard.pool.actors.ray_actors import RayActors, actor_class
 
 POLICY = rayguard.GuardPolicy(standby="engine")
 
@@ -33,6 +33,31 @@ def test_ray_options_of_the_decorator_are_kept_and_the_pools_win():
     made = actor_class(ray.remote(num_cpus=3, num_gpus=1)(Rollout), {"num_cpus": 0})
     assert made._default_options["num_gpus"] == 1
     assert made._default_options["num_cpus"] == 0
+
+
+class Synchronous(rayguard.RolloutMixin):
+    """Its engine is for one thread at a time."""
+
+    def build_engine(self, settings):
+        from vllm import LLM
+
+        return LLM(**settings.as_kwargs(model="m"))
+
+
+class Either(Synchronous):
+    """Nobody knows before it runs."""
+
+    def build_engine(self, settings):
+        from vllm import LLM
+
+        return LLM("m") if settings else None
+
+
+def test_a_synchronous_engine_is_refused_before_one_starts():
+    """It takes a minute to start; what to write instead is said at once, where the recipe says so plainly."""
+    with pytest.raises(ConfigError, match="let build_engine return AsyncLLM"):
+        RayActors(Synchronous, (), {}, {})
+    RayActors(Either, (), {}, {})
 
 
 def test_a_class_without_an_engine_is_refused():
