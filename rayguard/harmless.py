@@ -6,6 +6,7 @@ counted here is a part of the process's numbers (``rayguard.recovery.tally``).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -97,6 +98,17 @@ def count(piece: str, into: Counter[str] | None = None) -> None:
         (errors if into is None else into)[piece] += 1
 
 
+def _cleaned(record: logging.LogRecord) -> bool:
+    """Take secrets and prompts out of a line of rayguard's log before any handler has it; lose none."""
+    with contextlib.suppress(Exception):
+        from rayguard.redact import without_secrets  # noqa: PLC0415 - only where there is something to say
+
+        record.msg, record.args = without_secrets(record.getMessage()), ()
+        if record.exc_info and not record.exc_text:
+            record.exc_text = without_secrets(logging.Formatter().formatException(record.exc_info))
+    return True
+
+
 def _begin_again() -> None:
     """In a forked child: it counts its own errors, and inherits no lock that is held."""
     global _lock  # noqa: PLW0603 - one taken by another thread of the parent never opens
@@ -105,4 +117,5 @@ def _begin_again() -> None:
     _said_of_homes.clear()
 
 
+_log.addFilter(_cleaned)
 os.register_at_fork(after_in_child=_begin_again)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayguard import redact
+from rayguard.harmless import harmless
 from rayguard.redact import redacted, without_secrets
 
 # Made up, in the forms that their makers published; written in parts, so that no scanner takes them for real.
@@ -155,6 +157,23 @@ def test_an_incident_holds_no_secret(monkeypatch, tmp_path):
         assert SECRETS[0] not in written
         assert "Anna" not in written
         assert "planted-in" not in written
+
+
+def test_rayguards_own_lines_of_log_hold_no_secret(caplog):
+    """Neither what they say nor the tracebacks that they show; a line that cannot be made is not lost."""
+    log = logging.getLogger("rayguard")
+    with harmless("piece"):
+        raise ValueError(f"401 for {SECRETS[0]}")
+    log.warning("cannot reach %s", f"https://user:{SECRETS[1]}@host")
+    first, second = caplog.records
+    shown = logging.Formatter().format(first)
+    assert "401 for [redacted]" in shown
+    assert "test_rayguards_own_lines" in shown, "the traceback stays"
+    assert second.getMessage() == "cannot reach https://[redacted]@host"
+    unmade = logging.LogRecord("rayguard", logging.WARNING, "f.py", 1, "%d of these", ("no number",), None)
+    assert log.filter(unmade)
+    assert unmade.msg == "%d of these", "whoever handles it tells what is wrong with it"
+    assert not [one for one in SECRETS if one in caplog.text]
 
 
 def test_the_records_of_an_engine_hold_no_secret(tmp_path):

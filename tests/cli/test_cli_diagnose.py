@@ -203,6 +203,17 @@ def test_a_folder_is_read_and_what_is_left_out_is_said(tmp_path):
     assert "left out 1 code or data" in ran.stderr
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_what_is_quoted_holds_no_secret(tmp_path, form):
+    """It is pasted into a public thread next."""
+    key = "sk-" + "proj-Ab3De5Gh7Jk9Mn1Pq3St5Vw7Yz9Bc1Ef"
+    log = tmp_path / "job.log"
+    log.write_text(f"Traceback (most recent call last):\nopenai.AuthenticationError: 401 for key {key}\n")
+    shown = run("diagnose", *form, log).output
+    assert "401 for key [redacted]" in " ".join(shown.split())
+    assert key not in shown
+
+
 def test_jsonl_answers_each_line(tmp_path):
     """In order, with its id; a bad line is answered by its error, and the exit code tells of it."""
     asked = [json.dumps({"id": 7, "text": CASCADE}), "", '{"id": "x"}', "[1]", "{", '{"text": "all is well"}']

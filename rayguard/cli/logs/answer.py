@@ -5,12 +5,14 @@ How it looks on a terminal is ``rayguard.cli.logs.diagnose_views``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rayguard.engine.settings import EngineSettings
 from rayguard.faults.counsel import NO_FAILURE
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
 from rayguard.faults.quote import sentence
+from rayguard.redact import without_secrets
 
 if TYPE_CHECKING:
     from rayguard.faults.signature import Signature
@@ -74,6 +76,25 @@ def remedy(diagnosis: Diagnosis) -> str:
 def sure(confidence: float) -> str:
     """Return a confidence in words."""
     return next((word for least, word in _SURE if confidence >= least), "a guess")
+
+
+def without_secrets_in(report: Report) -> Report:
+    """Return ``report`` as it may be shown: a log is pasted into a public thread with what was said of it."""
+    diagnosis = report.diagnosis
+    said = replace(
+        diagnosis, cause=without_secrets(diagnosis.cause), advice=without_secrets(diagnosis.advice)
+    )
+    return replace(
+        report,
+        diagnosis=said,
+        evidence=_without_secrets(report.evidence),
+        consequences=_without_secrets(report.consequences),
+        others=_without_secrets(report.others),
+    )
+
+
+def _without_secrets(quotes: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    return tuple(replace(one, quote=without_secrets(one.quote)) for one in quotes)
 
 
 def answer(report: Report) -> dict[str, object]:

@@ -94,7 +94,7 @@ def _find(inputs: list[str]) -> FoundLogs:
 
 
 def _answer_one(found: FoundLogs, catalog: Catalog, *, as_json: bool) -> None:
-    from rayguard.cli.logs.answer import answer, nothing_failed  # noqa: PLC0415
+    from rayguard.cli.logs.answer import answer, nothing_failed, without_secrets_in  # noqa: PLC0415
     from rayguard.cli.logs.answer import found as known  # noqa: PLC0415
     from rayguard.logs.many_files import Across  # noqa: PLC0415
     from rayguard.logs.scan import Anchors  # noqa: PLC0415
@@ -103,7 +103,7 @@ def _answer_one(found: FoundLogs, catalog: Catalog, *, as_json: bool) -> None:
     across = Across(catalog, Anchors(catalog))
     with _progress(sum(file.size_bytes for file in found.files)) as advance:
         report = across.diagnose(found.files, found.notes, advance)
-        report = read_on(across, found.files, found.notes, report)
+        report = without_secrets_in(read_on(across, found.files, found.notes, report))
     for note in found.notes:
         typer.echo(note, err=True)
     if as_json:
@@ -148,7 +148,7 @@ def _answer_lines(path: str, catalog: Catalog) -> None:
 
 
 def _answers(lines: IO[bytes], catalog: Catalog) -> Iterator[dict[str, object]]:
-    from rayguard.cli.logs.answer import answer  # noqa: PLC0415
+    from rayguard.cli.logs.answer import answer, without_secrets_in  # noqa: PLC0415
     from rayguard.logs.report import diagnose_text  # noqa: PLC0415
 
     for number, line in enumerate(lines, start=1):
@@ -158,7 +158,7 @@ def _answers(lines: IO[bytes], catalog: Catalog) -> Iterator[dict[str, object]]:
         if wrong:
             yield {"id": asked.get("id"), "error": f"line {number}: {wrong}"}
         else:
-            yield {"id": asked.get("id"), **answer(diagnose_text(asked["text"], catalog))}
+            yield {"id": asked.get("id"), **answer(without_secrets_in(diagnose_text(asked["text"], catalog)))}
 
 
 def _asked(line: bytes) -> tuple[dict[str, Any], str]:
