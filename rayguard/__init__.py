@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rayguard.actors.guard.guard import guard, method
     from rayguard.actors.guard.mixins import MemoryMixin, RolloutMixin
+    from rayguard.batching.chunks import BatchChunk, BatchChunks, split_batch
     from rayguard.engine.settings import EngineSettings
     from rayguard.engine.weights.version import Weights
     from rayguard.errors import (
@@ -45,6 +46,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Batch": "pool.values.result",
+    "BatchChunk": "batching.chunks",
+    "BatchChunks": "batching.chunks",
     "BatchError": "errors",
     "CallLostError": "errors",
     "ConfigError": "errors",
@@ -78,10 +81,13 @@ _HOME = {
     "method": "actors.guard.guard",
     "object_scope": "objects.scope",
     "serve_metrics": "metrics.exporter",
+    "split_batch": "batching.chunks",
 }
 
 __all__ = [
     "Batch",
+    "BatchChunk",
+    "BatchChunks",
     "BatchError",
     "CallLostError",
     "ConfigError",
@@ -116,6 +122,7 @@ __all__ = [
     "method",
     "object_scope",
     "serve_metrics",
+    "split_batch",
 ]
 
 

@@ -1,0 +1,1 @@
+"""Batches that do not divide: shared out over any number of ranks, with the right loss weights."""
