@@ -62,7 +62,7 @@ class BatchChunk:
 
 
 class BatchChunks(Sequence[BatchChunk]):
-    """A batch in one chunk for each rank, by ``split_batch``; ``over`` makes it for other numbers of ranks."""
+    """A batch in one chunk for each rank, by ``split_batch``; ``over`` makes it for other worlds."""
 
     def __init__(self, batch: Any, world: int, micro: int, masks: Sequence[str], *, even: bool) -> None:
         self._batch, self._masks, self._even = batch, tuple(masks), even
