@@ -12,8 +12,9 @@ BIN := $(VENV)/bin
 export UV_FIND_LINKS ?= $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 UV := $(shell command -v uv || echo $(PYTHON) -m uv)
 # vLLM on the CPU: no download, one OpenMP thread for each engine, engines free to share cores. Ray's workers run
-# at nice 15 unless told otherwise: beside tests that compute, a worker's second takes minutes on two cores.
-RUN := env HF_HUB_OFFLINE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 RAY_AUTH_MODE=disabled RAY_worker_niceness=0
+# at nice 15 unless told otherwise: beside tests that compute, a worker's second takes minutes on two cores; at 0
+# they keep the node itself from starting.
+RUN := env HF_HUB_OFFLINE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 RAY_AUTH_MODE=disabled RAY_worker_niceness=5
 
 .PHONY: help setup demo test lint fast bench trials never-worse soak-memory check-deploy as-printed prometheus diagnosis-report likeness docs clean
 help: ## Say what can be made

@@ -20,15 +20,15 @@ HERE = Path(__file__).parent
 # They look at this process's whole heap within budgets of time that are meant for a worker's heap: before the
 # tests of engines have loaded vLLM and thousands of signatures into it.
 _FIRST = {HERE / name for name in ("memory", "objects", "process")}
-_LONGEST = {
-    HERE / "never_worse",
-    HERE / "trials",
-}  # of minutes: begun last, they would leave the other cores idle
+# Those of minutes, begun last, would leave the other cores idle; not both at once: each fills the cores.
+_ORDER = (_FIRST, {HERE / "never_worse"}, {HERE / "actors"}, {HERE / "trials"})
 
 
 def pytest_collection_modifyitems(items):
-    """Put the longest test and those of the heap first; all others keep their order."""
-    items.sort(key=lambda item: [not first & set(item.path.parents) for first in (_FIRST, _LONGEST)])
+    """Put those of the heap and the longest first; all others keep their order."""
+    items.sort(
+        key=lambda item: min((at for at, one in enumerate(_ORDER) if one & set(item.path.parents)), default=9)
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -23,7 +23,7 @@ from tests.benchmarks.never_worse.program import Program
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 WAYS = ("bare", "watched", "guarded", "named")
-WORD = "RAN "
+WORD, READY = "RAN ", "READY"
 _WORKERS_AT_START = 2  # a node starts as many before anybody asks
 # What each worker imports first, and what some of the programs' actors do for two seconds.
 _IMPORTED = ("ray._private.workers.default_worker", "torch")
@@ -49,6 +49,7 @@ def main(way: str) -> None:
         runtime_env=_environment(way),
     )
     try:
+        print(READY, flush=True)
         for line in sys.stdin:
             threading.Thread(target=_run, args=(json.loads(line), way, Path(home)), daemon=True).start()
     finally:

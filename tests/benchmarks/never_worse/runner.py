@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from tests.benchmarks.never_worse.driver import REPOSITORY, WORD
+from tests.benchmarks.never_worse.driver import READY, REPOSITORY, WORD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from tests.benchmarks.never_worse.program import Program
 
 _LONGEST_S = 400.0  # of one program
+_STARTS = 3  # of a driver: on a busy machine Ray itself gives up before its node is there
 _ENDING_S = 30.0
+_GONE_S = 5.0  # from the end of what it says to its own
 
 
 class Driver:
@@ -31,12 +33,31 @@ class Driver:
     def __init__(self, way: str, log: Path) -> None:
         self.way, self.log = way, log
         self._process: subprocess.Popen[str] | None = None
+        self._ready: set[int] = set()  # pids of those whose Ray runs
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._waiting: dict[int, tuple[subprocess.Popen[str], queue.Queue[dict[str, Any] | None]]] = {}
 
     def run(self, program: Program) -> dict[str, Any]:
-        """Return what became of ``program``; of one that never ended, that every call hung."""
+        """Return what became of ``program``; of one that never ended, that every call hung.
+
+        Raises:
+            RuntimeError: The driver's Ray does not start: nothing can be said of the program.
+        """
+        for _ in range(_STARTS):
+            ran, process = self._ran(program)
+            if ran is not None:
+                return ran
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GONE_S)
+            if process.returncode is None or process.pid in self._ready:
+                break
+        else:
+            raise RuntimeError(f"the driver {self.way} did not start {_STARTS} times: see {self.log}")
+        hung = [{"number": call.number, "outcome": "hung"} for call in program.calls]
+        return {"seed": program.seed, "answers": hung, "incidents": [], "fired": [], "wall_s": _LONGEST_S}
+
+    def _ran(self, program: Program) -> tuple[dict[str, Any] | None, subprocess.Popen[str]]:
         mine: queue.Queue[dict[str, Any] | None] = queue.Queue()
         with self._lock:
             number = next(self._numbers)
@@ -52,10 +73,7 @@ class Driver:
             ran = None
         with self._lock:
             self._waiting.pop(number, None)
-        if ran is not None:
-            return ran
-        hung = [{"number": call.number, "outcome": "hung"} for call in program.calls]
-        return {"seed": program.seed, "answers": hung, "incidents": [], "fired": [], "wall_s": _LONGEST_S}
+        return ran, process
 
     def end(self) -> None:
         """End the process and all that it started."""
@@ -76,6 +94,9 @@ class Driver:
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:
+            if self._process is not None and self._process.stdin is not None:
+                with contextlib.suppress(OSError):  # what it was sent and never read
+                    self._process.stdin.close()
             with self.log.open("a") as log:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "tests.benchmarks.never_worse.driver", self.way],
@@ -97,7 +118,9 @@ class Driver:
 
     def _take(self, process: subprocess.Popen[str], lines: Iterable[str]) -> None:
         for line in lines:
-            if line.startswith(WORD):
+            if line.startswith(READY):
+                self._ready.add(process.pid)
+            elif line.startswith(WORD):
                 try:
                     ran = json.loads(line.removeprefix(WORD))
                 except ValueError:  # the others' answers still come
