@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rayguard.pool.pool import RolloutPool
     from rayguard.pool.values.policy import PoolPolicy
     from rayguard.pool.values.result import Batch, Generation, Sample
+    from rayguard.preflight_checks.report import preflight
     from rayguard.recovery.budget import RestartBudget
     from rayguard.recovery.incident import Incident
     from rayguard.recovery.incident_search import incident_of
@@ -80,6 +81,7 @@ _HOME = {
     "incident_of": "recovery.incident_search",
     "method": "actors.guard.guard",
     "object_scope": "objects.scope",
+    "preflight": "preflight_checks.report",
     "serve_metrics": "metrics.exporter",
     "split_batch": "batching.chunks",
 }
@@ -121,6 +123,7 @@ __all__ = [
     "incident_of",
     "method",
     "object_scope",
+    "preflight",
     "serve_metrics",
     "split_batch",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 from rayguard.batching.plan import BatchPlan, Part, plan
 from rayguard.batching.rows import count_rows, join, take, total, without_counting
@@ -77,7 +77,11 @@ class BatchChunks(Sequence[BatchChunk]):
         """Return the number of ranks."""
         return self.plan.world
 
-    def __getitem__(self, rank: Any) -> Any:
+    @overload
+    def __getitem__(self, rank: int) -> BatchChunk: ...
+    @overload
+    def __getitem__(self, rank: slice) -> list[BatchChunk]: ...
+    def __getitem__(self, rank: int | slice) -> BatchChunk | list[BatchChunk]:
         """Return the chunk of a rank; made when it is asked for."""
         if isinstance(rank, slice):
             return [self[one] for one in range(*rank.indices(len(self)))]

@@ -1,8 +1,8 @@
 """verl's and EasyR1's ``DataProto`` made divisible: by copies that count nowhere.
 
-Their own ``pad_dataproto_to_divisor`` copies rows with their masks: right for sampling and log-probabilities,
+Their own "pad_dataproto_to_divisor" copies rows with their masks: right for sampling and log-probabilities,
 whose answers are cut off again, and wrong for an update, whose gradient is then 8 % off (measured with
-EasyR1's own ``update_policy``, 512 rows on 6 ranks). Here the copies are zero in ``response_mask``: 5e-7.
+EasyR1's own update of the policy, 512 rows on 6 ranks). Here the copies are zero in their masks: 5e-7.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from rayguard.cli.flight import flight
 from rayguard.cli.logs.catalog import catalog, known_kind
 from rayguard.cli.logs.diagnose import diagnose
 from rayguard.cli.memory import memory
+from rayguard.cli.preflight import preflight
 from rayguard.cli.reap import reap
 from rayguard.cli.terminal import home_or_exit
 
@@ -45,6 +46,7 @@ app = typer.Typer(
 app.command()(diagnose)
 app.command()(flight)
 app.command()(memory)
+app.command()(preflight)
 app.command()(reap)
 app.command()(up)
 app.command()(down)

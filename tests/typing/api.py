@@ -7,6 +7,8 @@ from typing import Any
 import rayguard
 from rayguard import (
     Batch,
+    BatchChunk,
+    BatchChunks,
     BatchError,
     CallLostError,
     ConfigError,
@@ -39,7 +41,9 @@ from rayguard import (
     incident_of,
     method,
     object_scope,
+    preflight,
     serve_metrics,
+    split_batch,
 )
 
 policy = GuardPolicy(
@@ -158,5 +162,9 @@ except (
 ) as error:
     incident: Incident | None = incident_of(error)
 
+chunks: BatchChunks = split_batch({"response_mask": [[1], [1], [1]]}, world=2, even=False)
+chunk: BatchChunk = chunks[0]
+weight: float = chunk.weight("response_mask")
+fits: bool = bool(preflight(prompts=512, gpus=6))
 port: int = serve_metrics(port=0).port
 version: str = rayguard.__version__

@@ -1,0 +1,151 @@
+"""Batches that do not divide over ranks, mini-batches and micro-batches; corrected together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from rayguard.preflight_checks.finding import PreflightFinding, error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rayguard.preflight_checks.settings import JobSettings
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Sizes that fit each other; None where nobody asked for one."""
+
+    prompts: int | None
+    mini_batch: int | None
+    micro_update: int | None
+    micro_experience: int | None
+    prompts_sampled: int | None
+
+
+def check(job: JobSettings) -> Iterator[PreflightFinding]:
+    """Yield what does not divide, with the nearest numbers that do."""
+    if job.world is None:
+        if job.prompts and job.mini_batch and job.prompts % job.mini_batch:
+            yield _mini_batch(job, _corrected(job, 1, 1))
+        return
+    yield from _tensor_parallel(job, job.world)
+    ranks = max(1, job.world // job.sequence_parallel)
+    fitting = _corrected(job, job.world, ranks)
+    yield from _over_ranks(job, job.world, fitting)
+    if job.prompts and job.mini_batch and job.prompts % job.mini_batch:
+        yield _mini_batch(job, fitting)
+    yield from _of_a_rank(job, ranks, fitting)
+
+
+def _over_ranks(job: JobSettings, world: int, fitting: _Sizes) -> Iterator[PreflightFinding]:
+    for name in ("prompts", "prompts_sampled"):
+        size = getattr(job, name)
+        if size is not None and size % world:
+            yield error(
+                f"batch.{name}_over_ranks",
+                f"{job.name(name)}={size} does not divide over {_gpus(job)}: the first step fails (EasyR1: "
+                f"'only support equal chunk. Got size of DataProto {size} and chunk {world}')",
+                **_changed(job, fitting),
+            )
+
+
+def _tensor_parallel(job: JobSettings, world: int) -> Iterator[PreflightFinding]:
+    if world % job.tensor_parallel:
+        yield error(
+            "parallel.tensor_over_ranks",
+            f"{job.name('tensor_parallel')}={job.tensor_parallel} does not divide {_gpus(job)}: engines of "
+            "this size do not fill them",
+            tensor_parallel=_divisor(world, job.tensor_parallel),
+        )
+
+
+def _mini_batch(job: JobSettings, fitting: _Sizes) -> PreflightFinding:
+    return error(
+        "batch.mini_batch",
+        f"{job.name('prompts')}={job.prompts} does not divide into mini-batches of "
+        f"{job.name('mini_batch')}={job.mini_batch} prompts",
+        **_changed(job, fitting),
+    )
+
+
+def _of_a_rank(job: JobSettings, ranks: int, fitting: _Sizes) -> Iterator[PreflightFinding]:
+    """Yield what does not divide within a mini-batch, or within a step's rows."""
+    if job.mini_batch is not None:
+        rows = job.mini_batch * job.answers
+        if rows % ranks:
+            yield error(
+                "batch.mini_batch_over_ranks",
+                f"a mini-batch of {job.name('mini_batch')}={job.mini_batch} prompts x {job.answers} answers "
+                f"= {rows} rows does not divide over {ranks} ranks",
+                **_changed(job, fitting),
+            )
+        elif job.micro_update and rows // ranks % job.micro_update:
+            yield error(
+                "batch.micro_update",
+                f"each rank has {rows // ranks} rows of a mini-batch, which do not divide into "
+                f"micro-batches of {job.name('micro_update')}={job.micro_update}",
+                **_changed(job, fitting),
+            )
+    if job.prompts is not None and job.micro_experience:
+        rows = job.prompts * job.answers
+        if rows % job.micro_experience:
+            yield error(
+                "batch.micro_experience",
+                f"{rows} rows ({job.name('prompts')} x answers) do not divide into micro-batches of "
+                f"{job.name('micro_experience')}={job.micro_experience}",
+                **_changed(job, fitting),
+            )
+
+
+def _corrected(job: JobSettings, world: int, ranks: int) -> _Sizes:
+    """Return the sizes nearest to those of ``job`` that all fit together."""
+    step = ranks // math.gcd(ranks, job.answers)  # a mini-batch's prompts come in these
+    mini, prompts = job.mini_batch, job.prompts
+    if mini is not None and prompts is not None:
+        mini, prompts = _together(mini, prompts, step, world)
+    elif mini is not None:
+        mini = _multiple(mini, step)
+    elif prompts is not None:
+        prompts = _multiple(prompts, world)
+    update, experience = job.micro_update, job.micro_experience
+    if mini is not None and update:
+        update = _divisor(mini * job.answers // ranks, update)
+    if prompts is not None and experience:
+        experience = _divisor(prompts * job.answers, experience)
+    sampled = None if job.prompts_sampled is None else _multiple(job.prompts_sampled, world)
+    return _Sizes(prompts, mini, update, experience, sampled)
+
+
+def _together(mini: int, prompts: int, step: int, world: int) -> tuple[int, int]:
+    """Return both, with the least change in proportion to what they were."""
+    pairs = [(each, _multiple(prompts, math.lcm(world, each))) for each in _near(mini, step)]
+    return min(pairs, key=lambda pair: abs(pair[0] / mini - 1) + abs(pair[1] / prompts - 1))
+
+
+def _near(size: int, step: int) -> range:
+    """Return the multiples of ``step`` from the half of ``size`` to its double, one at least."""
+    first = max(1, size // 2 // step) * step
+    return range(first, max(first, size * 2) + 1, step)
+
+
+def _multiple(size: int, step: int) -> int:
+    """Return the multiple of ``step`` that is nearest, 0 left out."""
+    return max(1, (size + (step - 1) // 2) // step) * step
+
+
+def _divisor(rows: int, wanted: int) -> int:
+    """Return the largest number up to ``wanted`` that divides ``rows``."""
+    return next(n for n in range(min(wanted, max(1, rows)), 0, -1) if rows % n == 0)
+
+
+def _changed(job: JobSettings, fitting: _Sizes) -> dict[str, object]:
+    """Return all that changes: one size alone would not fit the others."""
+    found = {one.name: getattr(fitting, one.name) for one in fields(fitting)}
+    return {name: value for name, value in found.items() if value != getattr(job, name)}
+
+
+def _gpus(job: JobSettings) -> str:
+    return f"{job.world} GPUs" + (f" ({job.gpus} on each of {job.nodes} nodes)" if job.nodes > 1 else "")

@@ -1,0 +1,1 @@
+"""How the frameworks spell their settings: a command or a file read into ``JobSettings``, and back."""

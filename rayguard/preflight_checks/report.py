@@ -1,0 +1,120 @@
+"""All checks of a job: ``rayguard.preflight(...)`` and what ``rayguard preflight`` shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayguard.errors import ConfigError
+from rayguard.preflight_checks import batches, lengths, memory, place
+from rayguard.preflight_checks.dialects import easyr1, options
+from rayguard.preflight_checks.finding import Level, PreflightFinding
+from rayguard.preflight_checks.machine import MachineFacts, this_machine
+from rayguard.preflight_checks.model import model_facts
+from rayguard.preflight_checks.settings import JobSettings, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ORDER = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_SHELL = frozenset({"&&", "||", ";", "|", "&"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightReport:
+    """What was found, the worst first. False as a condition where the job would fail."""
+
+    findings: tuple[PreflightFinding, ...] = ()
+    settings: JobSettings
+
+    @property
+    def errors(self) -> tuple[PreflightFinding, ...]:
+        """What the job fails of."""
+        return tuple(one for one in self.findings if one.level is Level.ERROR)
+
+    def __bool__(self) -> bool:
+        """Say whether no error was found."""
+        return not self.errors
+
+
+def preflight(
+    command: str | Sequence[str] | None = None,
+    /,
+    *,
+    config: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> PreflightReport:
+    """Check a job before it starts: a command, a file of settings, settings by plain names, or together.
+
+    ``rayguard.preflight("python3 -m verl.trainer.main config=c.yaml trainer.n_gpus_per_node=6")``, or
+    ``rayguard.preflight(prompts=512, gpus=6, micro_update=4)``; names given here win over the command's.
+    ``JobSettings`` has the names. Starts nothing, downloads nothing, and loads neither torch nor vLLM.
+
+    Args:
+        command: As a shell takes it, or word by word; ``NAME=value`` before the program is its environment.
+        config: A file of settings of EasyR1, where no command names it.
+        settings: By plain name, e.g. ``gpu_bytes`` for a machine that is not this one.
+
+    Raises:
+        ConfigError: It cannot be read, or a setting makes no sense.
+    """
+    job, environment, spell = _job(_words(command), config)
+    if settings:
+        kept = {name: getattr(job, name) for name in JobSettings.__dataclass_fields__ if name != "spelled"}
+        job = settings_of({**kept, **settings}, spelled=job.spelled)
+    return _checked(job, this_machine({**os.environ, **environment}), spell)
+
+
+def _words(command: str | Sequence[str] | None) -> list[str]:
+    if not isinstance(command, str):
+        return [str(word) for word in command or ()]
+    try:
+        return shlex.split(command, comments=True)
+    except ValueError as error:
+        raise ConfigError(f"the command cannot be read: {error}") from None
+
+
+def _job(words: list[str], config: str | os.PathLike[str] | None) -> tuple[JobSettings, dict[str, str], Any]:
+    """Return settings, the environment that a command sets, and how its framework writes a setting."""
+    environment: dict[str, str] = {}
+    if words[:1] == ["env"]:
+        words = words[1:]
+    while words and _ASSIGNMENT.match(words[0]):
+        name, _, environment[name] = words[0].partition("=")
+        words = words[1:]
+    wrong = next((word for word in words if word in _SHELL), None)
+    if wrong is not None:
+        raise ConfigError(f"a command is one program with its arguments; got {wrong!r} among them")
+    if config is not None:
+        if words:
+            raise ConfigError("give a command or config=, not both: the command names its own file")
+        words = ["-m", easyr1.MODULE, f"config={os.fspath(config)}"]
+    if easyr1.speaks(words):
+        return easyr1.read(words, Path.cwd()), environment, easyr1.write
+    if words:
+        return options.read(words, environment), environment, options.write
+    return JobSettings(), environment, _plainly
+
+
+def _plainly(name: str, value: object) -> str:
+    return f"{name}={value!r}"
+
+
+def _checked(job: JobSettings, machine: MachineFacts, spell: Any) -> PreflightReport:
+    model = None if job.model is None else model_facts(job.model)
+    found = [
+        *batches.check(job),
+        *lengths.check(job, model),
+        *memory.check(job, model, machine),
+        *place.check(job, machine),
+    ]
+    written = [
+        replace(one, write=" ".join(spell(name, value) for name, value in one.settings.items()))
+        for one in found
+    ]
+    return PreflightReport(findings=tuple(sorted(written, key=lambda one: _ORDER[one.level])), settings=job)
