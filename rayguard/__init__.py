@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         EngineHungError,
         GaveUpError,
         GroupMemberError,
+        NumericError,
         QuarantinedError,
         RayguardError,
         RecoveryTimeoutError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from rayguard.recovery.ladder import Ladder
     from rayguard.recovery.memory_policy import MemoryPolicy
     from rayguard.recovery.policy import GuardPolicy, SnapshotPolicy
+    from rayguard.trainers.numeric_guard import NumericGuard
 
 __version__ = "0.1.0"
 
@@ -64,6 +66,8 @@ _HOME = {
     "Ladder": "recovery.ladder",
     "MemoryMixin": "actors.guard.mixins",
     "MemoryPolicy": "recovery.memory_policy",
+    "NumericError": "errors",
+    "NumericGuard": "trainers.numeric_guard",
     "PoolPolicy": "pool.values.policy",
     "QuarantinedError": "errors",
     "RayguardError": "errors",
@@ -105,6 +109,8 @@ __all__ = [
     "Ladder",
     "MemoryMixin",
     "MemoryPolicy",
+    "NumericError",
+    "NumericGuard",
     "PoolPolicy",
     "QuarantinedError",
     "RayguardError",

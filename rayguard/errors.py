@@ -92,6 +92,29 @@ class DeadlineError(RayguardError, TimeoutError):
         return f"request {self.request!r} was not answered within {self.waited_s:.1f} s: {self.state}"
 
 
+class NumericError(RayguardError, ArithmeticError):
+    """A token id lay outside its embedding, or logits were not finite: a device-side assert, on a GPU.
+
+    Fields: ``tensor`` (whose: the module's name), ``kind``, ``rank``, ``step``, ``row`` (of the flattened
+    batch), ``value`` (the id; None for logits).
+    """
+
+    def __init__(self, tensor: str, kind: str, rank: int, step: int, row: int, value: int | None) -> None:
+        super().__init__(tensor, kind, rank, step, row, value)
+        self.tensor, self.kind, self.rank, self.step, self.row, self.value = (
+            tensor,
+            kind,
+            rank,
+            step,
+            row,
+            value,
+        )
+
+    def __str__(self) -> str:
+        what = f"token id {self.value} lies outside" if self.value is not None else "logits are not finite in"
+        return f"{what} {self.tensor} (row {self.row} of the batch, rank {self.rank}, step {self.step})"
+
+
 class BatchError(RayguardError, RuntimeError):
     """Some prompts of a batch could not be answered; ``batch`` holds all that could.
 

@@ -10,6 +10,7 @@ import sys
 SHORT = {
     "bench_call": (),
     "bench_snapshot": (),
+    "bench_numeric": (),
     "bench_restart": ("3",),
     "bench_identity": ("--trials", "50"),
     "bench_throughput": ("--groups", "100"),

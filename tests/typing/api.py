@@ -24,6 +24,8 @@ from rayguard import (
     Ladder,
     MemoryMixin,
     MemoryPolicy,
+    NumericError,
+    NumericGuard,
     PoolPolicy,
     QuarantinedError,
     RayguardError,
@@ -153,6 +155,7 @@ except (
     EngineHungError,
     GaveUpError,
     GroupMemberError,
+    NumericError,
     QuarantinedError,
     RecoveryTimeoutError,
     RequestError,
@@ -166,5 +169,7 @@ chunks: BatchChunks = split_batch({"response_mask": [[1], [1], [1]]}, world=2, e
 chunk: BatchChunk = chunks[0]
 weight: float = chunk.weight("response_mask")
 fits: bool = bool(preflight(prompts=512, gpus=6))
+where: str = NumericError("lm_head", "logit", 0, 1, 2, None).tensor
+guard_of: type[NumericGuard] = NumericGuard
 port: int = serve_metrics(port=0).port
 version: str = rayguard.__version__

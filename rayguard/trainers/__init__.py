@@ -1,0 +1,1 @@
+"""Trainers: what keeps their numbers, and their processes, alive."""
