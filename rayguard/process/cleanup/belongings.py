@@ -76,16 +76,19 @@ def note(processes: Sequence[ProcessId], home: Path) -> tuple[Belonging, ...]:
 
 
 def unlink_own(owner: ProcessId, home: Path) -> None:
-    """Take away the names of the shared memory that the calling process of an engine used; ``owner`` is dead.
+    """Take away the names of the shared memory of an engine, by one of its processes; ``owner`` is dead.
 
-    As Python's resource tracker does at the end of an owner, where Ray does not end the tracker too. Whoever
-    maps it keeps it. Raises ``OSError``.
+    As Python's resource tracker does at the end of an owner, where Ray does not end the tracker too. Also
+    what only others of its processes used: the first that goes takes the others along, before they can.
+    Whoever maps it keeps it. Raises ``OSError``.
     """
     mine, found = owner_mark(ProcessId.me()), read(path_of(home, owner))
     if found is None or found.owner != owner or found.world != world():
         return
+    if not any(mine in one.users for one in found.belongings):
+        return
     for one in found.belongings:
-        if one.sort is Sort.SEGMENT and mine in one.users and Path(one.path).exists() and _still(one):
+        if one.sort is Sort.SEGMENT and one.users and Path(one.path).exists() and _still(one):
             Path(one.path).unlink(missing_ok=True)
 
 

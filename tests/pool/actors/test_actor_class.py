@@ -8,7 +8,7 @@ import ray
 import rayguard
 from rayguard.actors.mark import mark_of
 from rayguard.errors import ConfigError
-from rayguard.pool.actors.ray_actors import RayActors, actor_class
+from rayguard.pool.actors.ray_actors import RayActors, _refuse_arguments, actor_class
 
 POLICY = rayguard.GuardPolicy(standby="engine")
 
@@ -57,7 +57,7 @@ def test_a_synchronous_engine_is_refused_before_one_starts():
     """It takes a minute to start; what to write instead is said at once, where the recipe says so plainly."""
     with pytest.raises(ConfigError, match="let build_engine return AsyncLLM"):
         RayActors(Synchronous, (), {}, {})
-    RayActors(Either, (), {}, {})
+    _refuse_arguments(Either, (), {})
 
 
 def test_a_class_without_an_engine_is_refused():

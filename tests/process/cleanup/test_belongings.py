@@ -175,14 +175,25 @@ def test_a_process_lives_until_its_last_thread(cage):
         child.stdout.close()
 
 
-def test_an_engine_without_an_owner_takes_its_names_along(engine, cage):
-    """As Python's tracker would, which Ray ends with the owner: by the note of a dead owner alone, and its own."""
+@pytest.mark.parametrize("who", ["the process that used it", "another one of the engine"])
+def test_an_engine_without_an_owner_takes_its_names_along(engine, cage, who):
+    """As Python's tracker would, which Ray ends with the owner: by the note of a dead owner alone, and its own.
+
+    Also for a worker that only it used the memory with: it is killed with its core, before it can.
+    """
     note = belongings.read(belongings.path_of(cage.home))
     me, its = owner_mark(ProcessId.me()), owner_mark(engine.process)
     mine = [
         replace(one, users=tuple(me if user == its else user for user in one.users))
         for one in note.belongings
     ]
+    belongings.write(cage.home, replace(note, owner=cage.dead))
+    belongings.unlink_own(cage.dead, cage.home)  # nothing in this note is of an engine that we are part of
+    assert engine.segment.exists()
+    if who.startswith("another"):
+        mine = [one for one in mine if one.sort is not Sort.SEGMENT] + [
+            one for one in note.belongings if one.sort is Sort.SEGMENT
+        ]
     belongings.write(cage.home, replace(note, owner=cage.dead, belongings=tuple(mine)))
     belongings.unlink_own(cage.used_by, cage.home)  # there is no such note
     assert engine.segment.exists()
