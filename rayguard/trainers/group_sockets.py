@@ -1,8 +1,8 @@
 """Taking a rank out of a collective that will not end: the group's own sockets are cut.
 
-On gloo nothing else does: torch's own ways to abort a group, shut it down or destroy it leave the waiter where
-it is until the group's time-out, half an hour by default (torch 2.13, measured). Shutting the sockets between
-the ranks gives it "Connection closed by peer" within a millisecond, on both ends.
+On gloo nothing else does: torch's own ways to abort a group, shut it down or destroy it leave the waiter
+where it is until the group's time-out, half an hour by default (torch 2.13, measured). Shutting the sockets
+between the ranks gives it "Connection closed by peer" within a millisecond, on both ends.
 
 Which sockets are the group's: connected TCP sockets that were not there before the group was made, and whose
 far end another rank says is its own. So nothing of Ray's or of the user's is ever cut. They are kept as
