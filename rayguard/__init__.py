@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rayguard.recovery.memory_policy import MemoryPolicy
     from rayguard.recovery.policy import GuardPolicy, SnapshotPolicy
     from rayguard.trainers.numeric_guard import NumericGuard
+    from rayguard.trainers.trainer_mixin import TrainerMixin
 
 __version__ = "0.1.0"
 
@@ -79,6 +80,7 @@ _HOME = {
     "Sample": "pool.values.result",
     "SnapshotPolicy": "recovery.policy",
     "StateLostError": "errors",
+    "TrainerMixin": "trainers.trainer_mixin",
     "Weights": "engine.weights.version",
     "WeightsError": "errors",
     "guard": "actors.guard.guard",
@@ -122,6 +124,7 @@ __all__ = [
     "Sample",
     "SnapshotPolicy",
     "StateLostError",
+    "TrainerMixin",
     "Weights",
     "WeightsError",
     "__version__",

@@ -37,6 +37,7 @@ from rayguard import (
     Sample,
     SnapshotPolicy,
     StateLostError,
+    TrainerMixin,
     Weights,
     WeightsError,
     guard,
@@ -171,5 +172,15 @@ weight: float = chunk.weight("response_mask")
 fits: bool = bool(preflight(prompts=512, gpus=6))
 where: str = NumericError("lm_head", "logit", 0, 1, 2, None).tensor
 guard_of: type[NumericGuard] = NumericGuard
+
+
+class Trains(TrainerMixin):
+    state_excludes = ("config",)
+
+    def step(self, loss: float) -> bool:
+        return self.step_is_finite(loss)
+
+
+taken: int = Trains().finite_steps.taken
 port: int = serve_metrics(port=0).port
 version: str = rayguard.__version__

@@ -1,0 +1,142 @@
+"""``TrainerMixin``: an actor that trains, whose state is found and kept by itself."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import replace
+from typing import Any
+
+from rayguard.actors.guard.guard import guard_class
+from rayguard.actors.mark import Guarding, mark_of
+from rayguard.actors.methods import leave
+from rayguard.errors import ConfigError
+from rayguard.faults.fault import Role
+from rayguard.trainers.finite_steps import FiniteSteps, StepVerdict
+from rayguard.trainers.found_state import found_state, not_kept, restore_state
+
+_log = logging.getLogger("rayguard")
+_GOOD_EVERY = 20  # steps between two states that a rewind may go back to
+
+
+class TrainerMixin:
+    """An actor that trains: after any death of its process, its next life goes on from its last state.
+
+    Write a class as you would, with the model, the optimizer and the number of the step as attributes that
+    ``__init__`` makes. What is kept is said in ``rayguard.trainers.found_state``; ``state_excludes`` names
+    attributes that are no state, ``state_gradients = False`` leaves gradients out (they cost a third more;
+    they matter where they are accumulated over several calls).
+
+    Call ``self.step_is_finite(loss, norm)`` before ``optimizer.step()``: where it is False, leave the step
+    out.
+    """
+
+    state_excludes: tuple[str, ...] = ()
+    state_gradients = True
+    rewind_after: int | None = (
+        3  # steps in a row that are not finite; None: they are left out, and nothing else
+    )
+
+    def __init_subclass__(cls, **options: object) -> None:
+        """Guard the class, as ``@rayguard.guard`` does; that may be said as well.
+
+        Raises:
+            ConfigError: ``state_excludes`` is a text, and no tuple of names.
+        """
+        super().__init_subclass__(**options)
+        excluded: object = cls.state_excludes
+        if isinstance(excluded, str):
+            raise ConfigError(f"{cls.__name__}.state_excludes must be a tuple of names: ({excluded!r},)")
+        if "__ray_actor_class__" not in vars(cls):  # not for Ray's own subclass, made by @ray.remote
+            mark = mark_of(cls) or Guarding()
+            guard_class(cls, replace(mark, role=Role.TRAINER, implied=True))
+
+    @leave
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next life needs; tensors are this trainer's own, not copies.
+
+        Raises:
+            ConfigError: Something is no state that can be kept: an iterator, say.
+        """
+        excluded = (*self.state_excludes, *_OWN)
+        state = found_state(self, without=excluded, gradients=self.state_gradients)
+        if not vars(self).get("_rayguard_told_state"):
+            self._rayguard_told_state = True
+            left = not_kept(self, without=excluded)
+            if left:
+                _log.warning(
+                    "rayguard: of %s, %s would be kept over a death; %s is made anew by __init__ "
+                    "(state_excludes = %r says that this is right)",
+                    type(self).__name__,
+                    ", ".join([*state["parts"], *state["values"]]) or "nothing",
+                    ", ".join(left),
+                    tuple(left),
+                )
+        return state
+
+    @leave
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the state of another life.
+
+        Raises:
+            StateLostError: ``__init__`` has not made something that has a state.
+        """
+        restore_state(self, state)
+
+    @leave
+    def step_is_finite(self, *numbers: Any) -> bool:
+        """Say whether a step may be taken: its loss, its gradient's norm (numbers or tensors of one element).
+
+        Where one is not finite: False, and the step is to be left out. After ``rewind_after`` in a row the
+        state goes back by itself to one of at least 20 good steps before, random numbers not (else the same
+        would come again). Both are counted (``finite_steps``) and told in the log.
+        """
+        steps = self.finite_steps
+        verdict = steps.judge(*(float(number) for number in numbers))
+        if verdict is StepVerdict.TAKE:
+            if self.rewind_after is not None and steps.taken % _GOOD_EVERY == 1:
+                self._rayguard_good = [*self._good()[-1:], self._copied()]
+            return True
+        said = ", ".join(f"{float(number):g}" for number in numbers)
+        if verdict is StepVerdict.SKIP or self.rewind_after is None:
+            _log.warning("rayguard: a step of %s is left out: %s", type(self).__name__, said)
+        else:
+            self._rewind(said)
+        return False
+
+    @property
+    def finite_steps(self) -> FiniteSteps:
+        """How many steps were taken, left out, and gone back for."""
+        if "_rayguard_steps" not in vars(self):
+            self._rayguard_steps = FiniteSteps(self.rewind_after or 1)
+        return self._rayguard_steps
+
+    def _rewind(self, said: str) -> None:
+        good = self._good()
+        if not good:
+            _log.error(
+                "rayguard: %d steps of %s in a row are not finite (%s), and there is no state to go back to",
+                self.rewind_after,
+                type(self).__name__,
+                said,
+            )
+            return
+        _log.error(
+            "rayguard: %d steps of %s in a row are not finite (%s): its state goes back to an earlier one",
+            self.rewind_after,
+            type(self).__name__,
+            said,
+        )
+        state = copy.deepcopy(good[0])
+        state["random"] = found_state(self, without=tuple(vars(self)))["random"]
+        restore_state(self, state)
+
+    def _good(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = vars(self).get("_rayguard_good", [])
+        return found
+
+    def _copied(self) -> dict[str, Any]:
+        return copy.deepcopy(self.state_dict())
+
+
+_OWN = ("_rayguard_good", "_rayguard_steps", "_rayguard_told_state")
