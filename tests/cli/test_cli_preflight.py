@@ -22,7 +22,7 @@ def test_a_job_that_would_fail_ends_with_one_and_says_what_to_write():
     ran = run("--gpu-memory", "80GiB", *BAD)
     assert ran.exit_code == 1
     assert "error: data.rollout_batch_size=512 does not divide over 6 GPUs" in ran.output
-    assert "  write data.rollout_batch_size=516" in ran.output
+    assert "  write data.rollout_batch_size=528" in ran.output
     assert ran.output.splitlines()[-1].startswith("2 errors, ")
 
 
@@ -41,15 +41,15 @@ def test_json_is_one_object():
     assert {one["id"] for one in told["findings"]} >= {"batch.prompts_over_ranks"}
     first = told["findings"][0]
     assert (first["id"], first["level"]) == ("batch.prompts_over_ranks", "error")
-    assert first["settings"]["prompts"] == 516
-    assert first["write"].startswith("data.rollout_batch_size=516 worker.actor.global_batch_size=258")
+    assert first["settings"]["prompts"] == 528
+    assert first["write"].startswith("data.rollout_batch_size=528 worker.actor.global_batch_size=264")
 
 
 def test_a_terminal_gets_lines_that_fit():
     """Folded at its width."""
     code, shown = on_a_terminal("preflight", *BAD, columns=60)
     assert code == 1
-    assert "write data.rollout_batch_size=516" in shown
+    assert "write data.rollout_batch_size=528" in shown
 
 
 @pytest.mark.parametrize(
