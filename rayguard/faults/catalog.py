@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from rayguard.errors import ConfigError
 from rayguard.faults.index import Index
-from rayguard.faults.signature import Signature
+from rayguard.faults.signature import CHECKED, Signature
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,7 +69,7 @@ class Catalog:
         return next((signature for signature in self.signatures if signature.id == identifier), None)
 
 
-def _signatures(text: str, name: str) -> tuple[Signature, ...]:
+def _signatures(text: str, name: str, context: str | None = None) -> tuple[Signature, ...]:
     try:
         data = yaml.load(text, Loader=_LOADER)  # noqa: S506 - a safe loader, see _LOADER
     except yaml.YAMLError as error:
@@ -77,7 +77,7 @@ def _signatures(text: str, name: str) -> tuple[Signature, ...]:
     entries = data.get("signatures") if isinstance(data, dict) else None
     if not isinstance(entries, list):
         raise ConfigError(f"{name} needs a list under the key `signatures`")
-    return _unique((_signature(entry, n, name) for n, entry in enumerate(entries, start=1)), name)
+    return _unique((_signature(entry, n, name, context) for n, entry in enumerate(entries, start=1)), name)
 
 
 def _unique(signatures: Iterable[Signature], name: str) -> tuple[Signature, ...]:
@@ -89,11 +89,11 @@ def _unique(signatures: Iterable[Signature], name: str) -> tuple[Signature, ...]
     return tuple(found.values())
 
 
-def _signature(entry: object, number: int, name: str) -> Signature:
+def _signature(entry: object, number: int, name: str, context: str | None) -> Signature:
     title = entry.get("id") if isinstance(entry, dict) else None
     which = f"{name}: signature {title!r} (number {number})"
     try:
-        return Signature.model_validate(entry)
+        return Signature.model_validate(entry, context=context)
     except ValidationError as error:
         wrong = "; ".join(
             f"key `{'.'.join(str(part) for part in one['loc']) or 'entry'}`: {one['msg']}"
@@ -107,6 +107,6 @@ def default_catalog() -> Catalog:
     """Return the catalog that ships with rayguard; read on first use, so that imports stay free."""
     folder = resources.files("rayguard.faults").joinpath("signatures")
     files = (folder.joinpath(f"{subject}.yaml") for subject in SUBJECTS)
-    read = (_signatures(file.read_text(encoding="utf-8"), file.name) for file in files)
+    read = (_signatures(file.read_text(encoding="utf-8"), file.name, CHECKED) for file in files)
     signatures = _unique(chain.from_iterable(read), "signatures/")
     return Catalog(signatures, frozenset(signature.id for signature in signatures))

@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, Field
 
 from rayguard.faults.scene import Fragments, Scene
-from rayguard.faults.signature import STRICT, Fragment, Many, Pattern
+from rayguard.faults.signature import CHECKED, STRICT, Fragment, Many, Pattern
 from rayguard.faults.signature import Fragments as Texts
 
 if TYPE_CHECKING:
@@ -167,7 +167,9 @@ def worker(fact: str, scene: Scene) -> dict[str, str]:
 @lru_cache(maxsize=1)
 def counsels() -> Counsels:
     """Return the rules that ship with rayguard; read on first use, so that imports stay free."""
-    rules = tuple(Counsel.model_validate(entry) for entry in _read("counsel.yaml")["counsel"])
+    rules = tuple(
+        Counsel.model_validate(entry, context=CHECKED) for entry in _read("counsel.yaml")["counsel"]
+    )
     words = Words.model_validate(_read("words.yaml"))
     asked = [text for rule in rules for text in (*rule.seen, *rule.also, *rule.absent)]
     asked += [mark for one in words.frameworks.values() for mark in one.marks]

@@ -1,14 +1,18 @@
 """The catalog as data: complete, consistent, linear, and clear about its mistakes."""
 
 import pickle
+from importlib import resources
 
 import pytest
+import yaml
 
 import rayguard.errors
 from rayguard.errors import ConfigError
-from rayguard.faults.catalog import Catalog, default_catalog
+from rayguard.faults.catalog import SUBJECTS, Catalog, _signatures, default_catalog
+from rayguard.faults.counsel import Counsel
 from rayguard.faults.diagnose import diagnose
 from rayguard.faults.diagnosis import Kind, Scope
+from rayguard.faults.expression import Expression
 from rayguard.faults.fault import ExceptionFact, Fault
 from rayguard.faults.signature import Tier
 from rayguard.recovery.ladder import Ladder
@@ -191,3 +195,33 @@ def test_a_missing_file_is_a_config_error(tmp_path):
     """Not an OSError from the depth of a recovery."""
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         default_catalog().with_user(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_our_own_signatures_hold_what_users_must(subject):
+    """They are read without the checks on patterns, which take most of a second; so they are checked here."""
+    file = resources.files("rayguard.faults").joinpath("signatures", f"{subject}.yaml")
+    read = _signatures(file.read_text(encoding="utf-8"), file.name)
+    ours = {one.id: one for one in default_catalog().signatures}
+    assert read
+    assert all(ours[one.id] == one for one in read)
+
+
+def test_our_own_counsels_hold_what_users_must():
+    """The same for their patterns."""
+    entries = yaml.safe_load(
+        resources.files("rayguard.faults").joinpath("signatures", "counsel.yaml").read_text()
+    )
+    for entry in entries["counsel"]:
+        Counsel.model_validate(entry)
+
+
+def test_a_pattern_is_compiled_when_it_is_asked():
+    """Of a thousand, a failure asks a few."""
+    one = Expression("a[bc]d")
+    assert one._compiled is None
+    assert one.search("xabdx")[0] == "abd"
+    assert one.search("abc") is None
+    assert one == Expression("a[bc]d") != Expression("other")
+    assert {one, Expression("a[bc]d")} == {one}
+    assert repr(one) == "Expression('a[bc]d')"
