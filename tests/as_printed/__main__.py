@@ -8,7 +8,7 @@
 3. The commands of the runbooks are checked.
 
 Last line JSON: ``blocks``, ``blocks_ok``, ``wheel_ok``, ``pythons``, ``runbooks``, ``runbooks_ok``,
-``first_error_s`` (what ``tests.benchmarks.first_errors`` measures).
+``first_error_s`` (of each mistake) and ``import_ray_s`` (what ``tests.benchmarks.first_errors`` measures).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tests.as_printed.checks import problem_of_block, problem_of_runbook
 from tests.as_printed.pages import PAGES, ROOT, RUNBOOKS, Program, blocks_of, programs_of
@@ -54,7 +55,7 @@ def main() -> int:
         "pythons": pythons,
         "runbooks": len(RUNBOOKS),
         "runbooks_ok": len(RUNBOOKS) - len(wrong),
-        "first_error_s": _first_error_s(),
+        **_first_errors(),
     }
     print(json.dumps(result))
     return int(blocks != blocks_ok or result["wheel_ok"] is False or bool(wrong))
@@ -127,13 +128,15 @@ def _run(program: Program, folder: Path, python: Path) -> int:
     return done.blocks_ok
 
 
-def _first_error_s() -> float | None:
+def _first_errors() -> dict[str, Any]:
+    """Return the seconds that each first mistake takes to be told, and those of ``import ray``."""
     command = [sys.executable, "-m", "tests.benchmarks.first_errors"]
     said = subprocess.run(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=_PROGRAM_S, check=False
     )
-    seconds: float | None = json.loads((said.stdout.splitlines() or ["{}"])[-1]).get("first_error_s")
-    return seconds if said.returncode == 0 else None
+    figures = json.loads((said.stdout.splitlines() or ["{}"])[-1])
+    told = figures.get("mistakes", {}) if said.returncode == 0 else {}
+    return {"first_error_s": told, "import_ray_s": figures.get("import_ray_s")}
 
 
 def _told(place: str, problem: str) -> bool:
