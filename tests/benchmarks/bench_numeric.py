@@ -23,13 +23,19 @@ def main() -> int:
 
     torch.set_num_threads(1)
 
+    class Head(torch.nn.Module):
+        """Makes logits: they are in the processor's cache, as after a matrix product."""
+
+        def forward(self, given):
+            return given * 1.0
+
     class Model(torch.nn.Module):
-        """An embedding of 512 ids a row, and a head that hands logits on."""
+        """An embedding of 512 ids a row, and a head."""
 
         def __init__(self):
             super().__init__()
             self.words = torch.nn.Embedding(chosen.vocabulary, 8)
-            self.lm_head = torch.nn.Identity()
+            self.lm_head = Head()
 
         def forward(self, ids, logits):
             self.words(ids)
