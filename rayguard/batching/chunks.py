@@ -15,7 +15,7 @@ from typing import Any, overload
 from rayguard.batching.plan import BatchPlan, Part, plan
 from rayguard.batching.rows import count_rows, join, take, total, without_counting
 from rayguard.errors import ConfigError
-from rayguard.options import nearest
+from rayguard.options import meant
 
 MASKS = ("response_mask", "loss_mask", "completion_mask")  # verl and EasyR1; SFT; TRL
 
@@ -47,9 +47,9 @@ class BatchChunk:
         """
         if of not in self.totals:
             known = ", ".join(self.totals)
-            near = nearest(of, list(self.totals))
-            meant = f" Did you mean {near!r}?" if near else ""
-            raise ConfigError(f"nothing called {of!r} was counted in this batch: there is {known}.{meant}")
+            raise ConfigError(
+                f"nothing called {of!r} was counted in this batch: there is {known}{meant(of, self.totals)}"
+            )
         return self.world / self.totals[of] if self.totals[of] else 0.0
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
@@ -100,8 +100,7 @@ class BatchChunks(Sequence[BatchChunk]):
 
         Args:
             answers: For each rank one value for each of its micro-batches, by rows (a tensor, an array, a
-            list, or
-                a dictionary of these).
+                list, or a dictionary of these).
 
         Raises:
             ConfigError: Answers are missing, or have other numbers of rows.
@@ -150,9 +149,7 @@ def split_batch(
         masks = tuple(name for name in MASKS if name in columns)
     for name in masks:
         if name not in columns:
-            near = nearest(name, list(columns))
-            meant = f"; did you mean {near!r}?" if near else ""
-            raise ConfigError(f"the batch has no column {name!r} to be a mask{meant}")
+            raise ConfigError(f"the batch has no column {name!r} to be a mask{meant(name, columns)}")
     if not count_rows(batch):
         raise ConfigError("the batch has no rows")
     return BatchChunks(batch, world, micro, masks, even=even)

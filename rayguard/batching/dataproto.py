@@ -37,10 +37,8 @@ def pad(data: Any, divisor: int, masks: tuple[str, ...] = MASKS) -> tuple[Any, i
             f"none of {', '.join(masks)} is in this DataProto, so nothing says that a copied row does not "
             "count; give masks=, or pad with the framework's own function where rows are only sampled"
         )
-    pieces = [data]
-    while pads > sum(len(one) for one in pieces[1:]):
-        pieces.append(data[: pads - sum(len(one) for one in pieces[1:])])
-    padded = type(data).concat(pieces)
+    whole, rest = divmod(pads, size)
+    padded = type(data).concat([data] * (1 + whole) + ([data[:rest]] if rest else []))
     for name in found:
         mask = padded.batch[name].clone()
         mask[size:] = 0

@@ -94,6 +94,11 @@ def nearest_sizes(size: int, world: int, micro: int = 1) -> tuple[int, int]:
     return size // step * step, -(-size // step) * step
 
 
+def largest_divisor(number: int, most: int) -> int:
+    """Return the largest number up to ``most`` that divides ``number``."""
+    return next(one for one in range(min(most, max(1, number)), 0, -1) if number % one == 0)
+
+
 def _pads(real: int, rows: int) -> int:
     return max(rows, 1) - real if real < max(rows, 1) else 0
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from rayguard.batching.plan import largest_divisor
 from rayguard.preflight_checks.finding import PreflightFinding, error
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _tensor_parallel(job: JobSettings, world: int) -> Iterator[PreflightFinding]
             "parallel.tensor_over_ranks",
             f"{job.name('tensor_parallel')}={job.tensor_parallel} does not divide {_gpus(job)}: engines of "
             "this size do not fill them",
-            tensor_parallel=_divisor(world, job.tensor_parallel),
+            tensor_parallel=largest_divisor(world, job.tensor_parallel),
         )
 
 
@@ -112,9 +113,9 @@ def _around(job: JobSettings, mini: int | None, world: int, ranks: int) -> _Size
     prompts = None if job.prompts is None else _multiple(job.prompts, math.lcm(world, mini or 1))
     update, experience = job.micro_update, job.micro_experience
     if mini is not None and update:
-        update = _divisor(mini * job.answers // ranks, update)
+        update = largest_divisor(mini * job.answers // ranks, update)
     if prompts is not None and experience:
-        experience = _divisor(prompts * job.answers, experience)
+        experience = largest_divisor(prompts * job.answers, experience)
     sampled = None if job.prompts_sampled is None else _multiple(job.prompts_sampled, world)
     return _Sizes(prompts, mini, update, experience, sampled)
 
@@ -139,11 +140,6 @@ def _near(size: int, step: int) -> range:
 def _multiple(size: int, step: int) -> int:
     """Return the multiple of ``step`` that is nearest, 0 left out."""
     return max(1, (size + (step - 1) // 2) // step) * step
-
-
-def _divisor(rows: int, wanted: int) -> int:
-    """Return the largest number up to ``wanted`` that divides ``rows``."""
-    return next(n for n in range(min(wanted, max(1, rows)), 0, -1) if rows % n == 0)
 
 
 def _changed(job: JobSettings, fitting: _Sizes) -> dict[str, object]:

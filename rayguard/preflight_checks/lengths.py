@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rayguard.batching.plan import largest_divisor
 from rayguard.preflight_checks.finding import PreflightFinding, error, warning
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _model(job: JobSettings, model: ModelFacts) -> Iterator[PreflightFinding]:
                 "parallel.heads",
                 f"{heads} {what} heads of {model.name} do not divide by "
                 f"{job.name('tensor_parallel')}={job.tensor_parallel}: vLLM refuses to start",
-                tensor_parallel=_divisor(heads, job.tensor_parallel),
+                tensor_parallel=largest_divisor(heads, job.tensor_parallel),
             )
             return
     if model.vocabulary and model.tokenizer_size > model.vocabulary:
@@ -84,7 +85,3 @@ def _sum(job: JobSettings) -> str:
         f"{job.name('prompt_tokens')}={job.prompt_tokens} + "
         f"{job.name('response_tokens')}={job.response_tokens} = {job.tokens}"
     )
-
-
-def _divisor(heads: int, wanted: int) -> int:
-    return next(n for n in range(min(wanted, heads), 0, -1) if heads % n == 0)

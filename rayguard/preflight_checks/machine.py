@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+GIB = 1 << 30
 SHM = "/dev/shm"  # noqa: S108 - where the kernel has it
 
 

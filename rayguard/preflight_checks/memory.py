@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rayguard.preflight_checks.finding import PreflightFinding, error, note, warning
+from rayguard.preflight_checks.machine import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from rayguard.preflight_checks.model import ModelFacts
     from rayguard.preflight_checks.settings import JobSettings
 
-GIB = 1 << 30
 _MASTER, _GRADIENT, _ADAM, _ENGINE = 4, 4, 8, 2  # bytes of a parameter: fp32 training, 16 bit serving
 _RAY_KILLS_AT = 0.95  # of the host's memory
 _STORE_SHARE = 0.3  # of it is Ray's object store, unless told otherwise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rayguard.preflight_checks.finding import PreflightFinding, error, warning
-from rayguard.preflight_checks.machine import SHM
+from rayguard.preflight_checks.machine import GIB, SHM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rayguard.preflight_checks.machine import MachineFacts
     from rayguard.preflight_checks.settings import JobSettings
 
-GIB = 1 << 30
 _FEW_FILES, _FEW_PROCESSES = 8192, 4096
 _LITTLE_SHM, _LITTLE_DISK = GIB, 10 * GIB
 

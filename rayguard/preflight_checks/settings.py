@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rayguard.errors import ConfigError
-from rayguard.options import nearest
+from rayguard.options import meant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,9 +89,8 @@ def settings_of(given: Mapping[str, object], *, spelled: Mapping[str, str] | Non
     known = [one.name for one in dataclasses.fields(JobSettings) if one.name != "spelled"]
     for name, value in given.items():
         if name not in known:
-            near = nearest(name, known)
-            meant = f"; did you mean {near!r}?" if near else f": there are {', '.join(known)}"
-            raise ConfigError(f"preflight knows no setting {name!r}{meant}")
+            write = meant(name, known) or f": there are {', '.join(known)}"
+            raise ConfigError(f"preflight knows no setting {name!r}{write}")
         _refuse(spelled.get(name, name), name, value)
     return JobSettings(**given, spelled=spelled)  # type: ignore[arg-type]
 

@@ -47,7 +47,7 @@ def found_state(owner: object, *, without: tuple[str, ...] = (), gradients: bool
                 "use torchdata's StatefulDataLoader, or say that it is no state: state_excludes = "
                 f"({name!r},)"
             )
-    return {"parts": parts, "values": values, "random": _random()}
+    return {"parts": parts, "values": values, "random": random_state()}
 
 
 def not_kept(owner: object, *, without: tuple[str, ...] = ()) -> list[str]:
@@ -189,7 +189,8 @@ def _like(value: Any, made: Any) -> Any:
     return made
 
 
-def _random() -> dict[str, Any]:
+def random_state() -> dict[str, Any]:
+    """Return the state of this process's own generators: Python's, NumPy's, torch's, each GPU's."""
     state: dict[str, Any] = {"python": random.getstate()}
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:

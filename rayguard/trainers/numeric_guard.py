@@ -3,8 +3,8 @@
 On a GPU such a number is a device-side assert: it poisons the process, and names nothing. Detecting it
 afterwards is too late, and asking the device each step would stop its stream. So what is bad is made harmless
 where it stands (ids into range, numbers of logits to zero), which rows were bad is kept on the device, and
-raised as a Python error where the caller reads from the device anyway. Costs one reduction of ids and one of
-logits a forward.
+raised as a Python error where the caller reads from the device anyway. Costs a reduction of the ids, and one
+of the logits with a pass over them.
 """
 
 from __future__ import annotations
@@ -75,10 +75,8 @@ class NumericGuard:
     and ``check`` when it returns.
 
     Args:
-        model: A ``torch.nn.Module``. Each ``Embedding`` in it is looked at, and the last layer that makes
-        logits: what
-            ``get_output_embeddings()`` names, else ``head``.
-        head: The module whose output are logits, or its name.
+        model: A ``torch.nn.Module``. Each ``Embedding`` in it is looked at, and the layer that makes logits.
+        head: That layer, or its name; by default what ``get_output_embeddings()`` names, else ``lm_head``.
         rank: What the error calls this process.
 
     Raises:
@@ -105,7 +103,7 @@ class NumericGuard:
             raise ConfigError("the model has no Embedding and no head that makes logits: name it with head=")
 
     def check(self, step: int | None = None) -> None:
-        """Raise what was bad since the last check; reads a tensor of three numbers.
+        """Raise what was bad since the last check; reads a number for each tensor that is looked at.
 
         Args:
             step: The one that begins now, for the next error.

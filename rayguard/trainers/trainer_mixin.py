@@ -13,7 +13,7 @@ from rayguard.actors.methods import leave
 from rayguard.errors import ConfigError
 from rayguard.faults.fault import Role
 from rayguard.trainers.finite_steps import FiniteSteps, StepVerdict
-from rayguard.trainers.found_state import found_state, not_kept, restore_state
+from rayguard.trainers.found_state import found_state, not_kept, random_state, restore_state
 
 _log = logging.getLogger("rayguard")
 _GOOD_EVERY = 20  # steps between two states that a rewind may go back to
@@ -58,7 +58,7 @@ class TrainerMixin:
         Raises:
             ConfigError: Something is no state that can be kept: an iterator, say.
         """
-        excluded = (*self.state_excludes, *_OWN)
+        excluded = self.state_excludes
         state = found_state(self, without=excluded, gradients=self.state_gradients)
         if not vars(self).get("_rayguard_told_state"):
             self._rayguard_told_state = True
@@ -128,7 +128,7 @@ class TrainerMixin:
             said,
         )
         state = copy.deepcopy(good[0])
-        state["random"] = found_state(self, without=tuple(vars(self)))["random"]
+        state["random"] = random_state()
         restore_state(self, state)
 
     def _good(self) -> list[dict[str, Any]]:
@@ -137,6 +137,3 @@ class TrainerMixin:
 
     def _copied(self) -> dict[str, Any]:
         return copy.deepcopy(self.state_dict())
-
-
-_OWN = ("_rayguard_good", "_rayguard_steps", "_rayguard_told_state")
