@@ -21,6 +21,7 @@ Given: TypeAlias = "tuple[tuple[object, ...], dict[str, object]]"  # the argumen
 
 MARK = "__rayguard__"  # the attribute of a class that holds its mark
 IDEMPOTENT = "__rayguard_idempotent__"  # the attribute of a method that says whether it may run twice
+RAY_RETRIES = "__ray_max_task_retries__"  # Ray's own, of ``@ray.method(max_task_retries=...)``
 _GUARDED = "__rayguard_guarded__"
 GUARDED_CALL = (
     "_rayguard_guarded"  # what the wrappers' inner functions are called, and those around `__init__`

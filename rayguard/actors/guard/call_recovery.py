@@ -21,7 +21,7 @@ from tenacity import AsyncRetrying, Retrying, retry_if_exception, wait_random_ex
 from rayguard.actors.life import current_life, incidents, process_exit, process_group
 from rayguard.actors.life.retries import ray_repeats
 from rayguard.actors.mark import Guarding, StateRule, mark_of
-from rayguard.actors.methods import GUARDED_CALL, GUARDED_INIT, IDEMPOTENT
+from rayguard.actors.methods import GUARDED_CALL, GUARDED_INIT, IDEMPOTENT, RAY_RETRIES
 from rayguard.errors import RayguardError
 from rayguard.faults.diagnosis import Diagnosis, Kind
 from rayguard.faults.fault import ExceptionFact, Fault, facts_of
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-RAY_RETRIES = "__ray_max_task_retries__"
 _OWN_FRAMES = frozenset({GUARDED_CALL, GUARDED_INIT, "_rayguard_watched"})
 _RAY_ERRORS = "ray.exceptions."
 # How Ray and Python steer; not failures.
@@ -54,7 +53,7 @@ def judge(
     the caller has already got a part of the answer.
     """
     with harmless("call"):
-        if _verdict_is_out(error) or _nested():
+        if _verdict_is_out(error) or process_group.is_led() or _nested():
             return None
         rescue = Rescue(instance, name, method, repeatable=repeatable)
         if rescue.decide(error):

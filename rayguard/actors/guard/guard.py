@@ -15,11 +15,10 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from rayguard.actors.guard import tasks, wrappers
-from rayguard.actors.guard.call_recovery import RAY_RETRIES
-from rayguard.actors.guard.restart_options import filled, install
+from rayguard.actors.guard.restart_options import fill_defaults, install
 from rayguard.actors.life.retries import ALWAYS
 from rayguard.actors.mark import Guarding, mark_of, said_state
-from rayguard.actors.methods import IDEMPOTENT, MARK, bare_methods
+from rayguard.actors.methods import IDEMPOTENT, MARK, RAY_RETRIES, bare_methods
 from rayguard.errors import ConfigError
 from rayguard.faults.fault import Role
 from rayguard.harmless import harmless
@@ -138,8 +137,7 @@ def guard_class(target: T, mark: Guarding) -> T:
         setattr(cls, name, wrappers.wrap(name, found) if own else wrappers.inherited(cls, name, found))
     install()
     if cls is not target:
-        options = actor_classes.default_options(target)
-        options.update(filled(mark_of(cls) or kept, options))
+        fill_defaults(target, cls, mark_of(cls) or kept)
         actor_classes.export_anew(target, methods)
     return target
 

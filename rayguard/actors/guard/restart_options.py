@@ -37,6 +37,9 @@ def _arrived(values: dict[str, Any]) -> Guarding:
     return Guarding(**values)
 
 
+_FILLED = "__rayguard_filled__"  # the attribute of a class that names the default options that are ours
+
+
 copyreg.pickle(Guarding, _travelling)  # not in `mark`, which what this file imports stands on
 
 
@@ -63,11 +66,21 @@ def install() -> None:
     snapshot_files.go_with_job()
 
 
+def fill_defaults(target: object, cls: type, mark: Guarding) -> None:
+    """Fill in the default options of an actor class; what it had not of its user is noted on ``cls``."""
+    options = actor_classes.default_options(target)
+    chosen = filled(mark, options)
+    ours = frozenset(name for name in chosen if options.get(name) != chosen[name])
+    options.update(chosen)
+    setattr(cls, _FILLED, ours)
+
+
 def _before(actor_class: object, options: Options) -> tuple[Options, After | None]:
-    asked = bool(options.get("max_restarts"))
+    said = {name for name in ("max_restarts", RETRIES) if options.get(name)}
     with harmless("options"):
+        said -= getattr(actor_classes.modified_class(actor_class), _FILLED, frozenset())
         options = _prepared(actor_class, options)
-    return options, functools.partial(_tell_actor, actor_class, options, asked)
+    return options, functools.partial(_tell_actor, actor_class, options, frozenset(said))
 
 
 def _prepared(actor_class: object, options: Options) -> Options:
@@ -80,8 +93,8 @@ def _prepared(actor_class: object, options: Options) -> Options:
     return filled(mark, options)
 
 
-def _tell_actor(actor_class: object, options: Options, asked: bool, handle: object) -> None:  # noqa: FBT001 - a partial
-    """Leave word for an actor of whose restarts these are, and where Ray will not repeat its calls.
+def _tell_actor(actor_class: object, options: Options, said: frozenset[str], handle: object) -> None:
+    """Leave word for an actor of whose restarts these are, and whether Ray is to repeat its calls.
 
     An actor cannot read its own ``max_task_retries`` in Ray 2.60. Without this word a poisoned process would
     end itself in the middle of a call that nobody repeats, and the caller would lose the user's own error.
@@ -96,4 +109,5 @@ def _tell_actor(actor_class: object, options: Options, asked: bool, handle: obje
         if ours or retries == 0:
             made = not options.get("get_if_exists")
             id_ = actor_classes.actor_id(handle)
-            leave_word(id_, retries=retries, asked=asked and ours, restored=ours, made=made)
+            asked, repeats = ours and "max_restarts" in said, ours and RETRIES in said
+            leave_word(id_, retries=retries, asked=asked, repeats=repeats, restored=ours, made=made)

@@ -18,6 +18,7 @@ from rayguard.actors.guard import life_entry
 from rayguard.actors.life import current_life, graceful_exit, incidents, process_group, saved_state
 from rayguard.actors.life.incarnation import PROCESS_PART, ActorMemory
 from rayguard.actors.life.last_answer import Answer, LastAnswers, current_task
+from rayguard.actors.life.retries import ray_is_to_repeat
 from rayguard.actors.mark import StateRule, mark_of, may_run_twice
 from rayguard.actors.memory import call_boundary
 from rayguard.errors import CallLostError, GroupMemberError, StateLostError
@@ -234,7 +235,9 @@ def _admitted(instance: object, name: str) -> Answer | None:
     target = f"{type(instance).__name__}.{name}"
     if verdict is CallVerdict.REFUSED:
         raise hands.error or RuntimeError(f"rayguard has refused {target}")
-    if verdict is CallVerdict.CUT_OFF:
+    if verdict is CallVerdict.CUT_OFF and not ray_is_to_repeat(
+        type(instance), name, current_life.state.incarnation.actor_id
+    ):
         raise CallLostError(target, _MAKE_IT_AGAIN)
     if verdict is CallVerdict.ANSWERED and hands.earlier is not None:
         answer = hands.earlier.to(task)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rayguard.actors.mark import Guarding
 
 _PART = "group"
+_led: list[bool] = []  # whether a gang looks after this process
 
 
 class GroupNote:
@@ -35,6 +36,16 @@ def joined() -> bool:
     """Say whether this process has begun a collective of torch.distributed."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
+
+
+def lead() -> None:
+    """Say that a gang looks after this process: what fails in it, the gang judges."""
+    _led[:] = [True]
+
+
+def is_led() -> bool:
+    """Say whether a gang looks after this process."""
+    return bool(_led)
 
 
 def is_member(mark: Guarding) -> bool:

@@ -79,10 +79,13 @@ class StateKeeper:
         return _WITHIN
 
     def ended(self, place: int, name: str, answer: object = None) -> None:
-        """A call has ended: with an ``Answer``, or with the error that is raised now."""
-        if place == _WITHIN:
-            return
+        """A call has ended: with an ``Answer``, or with the error that is raised now.
+
+        ``sys.exit`` is no answer: it ends the process, so the call is one that a death cut off.
+        """
         error = sys.exc_info()[1]
+        if place == _WITHIN or isinstance(error, SystemExit):
+            return
         with harmless("snapshot"), self._lock:
             call = current_task()
             self._running.discard(call)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rayguard.actors.life.incarnation import ActorMemory
+from rayguard.actors.mark import mark_of
+from rayguard.actors.methods import IDEMPOTENT, RAY_RETRIES
 
 if TYPE_CHECKING:
     from rayguard.actors.mark import Guarding
@@ -22,24 +24,36 @@ def leave_word(
     *,
     retries: int | None = None,
     asked: bool = False,
+    repeats: bool = False,
     restored: bool = False,
     made: bool = True,
 ) -> None:
     """Leave word for an actor, and for who looks after it, of what its creator knows.
 
     ``retries``: how often Ray repeats its calls after a restart; None: no word of that. ``asked``: its user,
-    and not rayguard, asked Ray for the restarts. ``restored``: rayguard restores it, and so may end it.
-    Where it was perhaps not ``made`` here but found (``get_if_exists``), the word of who made it stays.
+    and not rayguard, asked Ray for the restarts. ``repeats``: and for repeats of its calls. ``restored``:
+    rayguard restores it, and so may end it. Where it was perhaps not ``made`` here but found
+    (``get_if_exists``), the word of who made it stays.
     """
     memory = ActorMemory(actor_id, _PART)
     if made or not memory.load():
-        word = {RETRIES: retries, "asked": asked or None, "restored": restored or None}
+        said = {"asked": asked, "repeats": repeats, "restored": restored}
+        word = {RETRIES: retries, **{key: value or None for key, value in said.items()}}
         memory.save({key: value for key, value in word.items() if value is not None})
 
 
 def user_asked(actor_id: str) -> bool:
     """Say whether the actor's user asked Ray for its restarts, as far as there is word."""
     return bool(ActorMemory(actor_id, _PART).load().get("asked"))
+
+
+def ray_is_to_repeat(cls: type, name: str, actor_id: str) -> bool:
+    """Say whether the user asked Ray to repeat a call (``max_task_retries``), and told us nothing else."""
+    mark, method = mark_of(cls), getattr(cls, name, None)
+    if mark is None or mark.idempotent is not None or hasattr(method, IDEMPOTENT):
+        return False
+    said = getattr(method, RAY_RETRIES, None)  # by @ray.method
+    return bool(ActorMemory(actor_id, _PART).load().get("repeats") if said is None else said)
 
 
 def is_restored(actor_id: str) -> bool:

@@ -68,7 +68,7 @@ class NamedClass(_Strict):
     """How one class is guarded. A member of a ``group`` is not restarted alone."""
 
     state: Annotated[object, AfterValidator(_state)] = None
-    idempotent: bool = False
+    idempotent: bool | None = None  # not said, which is no
     max_restarts: int | None = Field(default=None, ge=-1)
     max_task_retries: int | None = Field(default=None, ge=-1)
     group: Annotated[str, AfterValidator(_group)] | None = None

@@ -656,6 +656,45 @@ def test_an_actor_whose_user_asked_for_restarts_begins_anew_loudly():
     assert any("what it held is gone" in note for note in incident.notes)
 
 
+def test_sys_exit_is_no_answer_that_a_next_life_gives_again(tmp_path):
+    """It was kept as one: each next process raised it, and ended, until the budget was spent."""
+
+    def leaves(self, path):
+        if not Path(path).exists():
+            Path(path).touch()
+            sys.exit(3)
+        return self.step()
+
+    actor = made(Saved, options={"max_restarts": -1, "max_task_retries": -1}, leaves=leaves)
+    assert [get(actor.step.remote()) for _ in range(2)] == [1, 2]
+    assert get(actor.leaves.remote(str(tmp_path / "once"))) == 3
+    assert get(actor.step.remote()) == 4
+    assert [one.outcome for one in journal(actor)] == [Outcome.RECOVERED]
+
+
+@pytest.mark.parametrize(
+    ("guard", "answer"), [(rayguard.guard, 1), (rayguard.guard(idempotent=False), "lost")]
+)
+def test_a_user_who_asks_ray_for_repeats_gets_them(guard, answer, tmp_path):
+    """``max_task_retries`` is a word that calls may run twice, as it is without rayguard; ours goes before."""
+    mark = tmp_path / "once"
+
+    def dies(self, path):
+        if not Path(path).exists():
+            Path(path).touch()
+            os._exit(7)
+        return self.step()
+
+    options = {"max_restarts": -1, "max_task_retries": -1}
+    actor = made(Saved, options=options, guard=guard, dies=dies)
+    assert seen(actor.dies.remote(str(mark))) == answer
+    above = guard(ray.remote(num_cpus=0)(type("Saved", (Saved,), {"__module__": __name__, "dies": dies})))
+    mark.unlink()
+    assert seen(above.remote().dies.remote(str(mark))) == "lost", (
+        "what the guard filled in is no word of theirs"
+    )
+
+
 def test_the_users_word_that_there_is_no_state_keeps_none():
     """Although it could be had."""
     before = snapshots()
