@@ -37,6 +37,16 @@ def preflight(  # noqa: PLR0913 - one option each
         str | None, typer.Option(help="Of each GPU, where it is not this machine's.", metavar="80GiB")
     ] = None,
     host_memory: Annotated[str | None, typer.Option(help="Of each node.", metavar="512GiB")] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            "-a",
+            metavar="A",
+            help="Of a Ray cluster whose nodes' versions to compare: auto, HOST:PORT, or ray://HOST:10001. "
+            "Without it RAY_ADDRESS, or none.",
+        ),
+    ] = None,
     chosen: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,7 +55,9 @@ def preflight(  # noqa: PLR0913 - one option each
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Check a job before it starts: batches, lengths, memory, launcher, this machine. Starts nothing.
+    """Check a job before it starts: batches, lengths, memory, weights, launcher, ports, this machine.
+
+    Starts nothing; of a cluster that is named, each node is asked for its versions.
 
     Each finding has the corrected setting in the framework's own spelling. The exit code is 1 where the job
     would fail, 2 where the command cannot be read.
@@ -56,7 +68,9 @@ def preflight(  # noqa: PLR0913 - one option each
 
     `rayguard preflight --set prompts=512 --set answers=5 --gpus 6` for settings of your own,
 
-    `rayguard preflight --gpu-memory 80GiB --json -- python train.py` for another machine, for a script.
+    `rayguard preflight --gpu-memory 80GiB --json -- python train.py` for another machine, for a script,
+
+    `rayguard preflight --address auto` for the versions of a cluster's nodes.
     """
     from rayguard.preflight_checks.dialects.values import value_of  # noqa: PLC0415 - `--help` need not wait
     from rayguard.preflight_checks.report import preflight as check  # noqa: PLC0415
@@ -72,12 +86,12 @@ def preflight(  # noqa: PLR0913 - one option each
         "host_bytes": _bytes("--host-memory", host_memory),
     }
     said = {name: value for name, value in settings.items() if value is not None}
-    if not command and config is None and not said:
+    if not command and config is None and not said and not address:
         raise typer.BadParameter(
             "name the job: rayguard preflight -- python3 -m verl.trainer.main config=c.yaml"
         )
     try:
-        report = check(command or None, config=config, **said)
+        report = check(command or None, config=config, address=address, **said)
     except ConfigError as error:
         fail(error, code=2)
     if as_json:

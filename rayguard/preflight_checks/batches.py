@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from rayguard.preflight_checks.settings import JobSettings
 
+_NEAR = 100  # multiples that are tried below and above
+
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
@@ -132,9 +134,9 @@ def _change(job: JobSettings, sizes: _Sizes) -> float:
 
 
 def _near(size: int, step: int) -> range:
-    """Return the multiples of ``step`` from the half of ``size`` to its double, one at least."""
-    first = max(1, size // 2 // step) * step
-    return range(first, max(first, size * 2) + 1, step)
+    """Return the multiples of ``step`` from the half of ``size`` to its double; the nearest 200 at most."""
+    first = max(1, max(size // 2, size - _NEAR * step) // step) * step
+    return range(first, max(first, min(size * 2, size + _NEAR * step)) + 1, step)
 
 
 def _multiple(size: int, step: int) -> int:

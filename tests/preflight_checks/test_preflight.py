@@ -154,6 +154,11 @@ def test_plain_names_and_a_file(config):
         ((), {"prompt": 3}, "did you mean 'prompts'"),
         ((), {"prompts": 0}, "prompts must be a whole number, 1 or more; got 0"),
         ((), {"prompts": "many"}, "got 'many'"),
+        ((), {"answers": None}, "answers must be a whole number, 1 or more; got None"),
+        ((), {"micro_update": 1 << 40}, "10000 at most"),
+        ((), {"async_generate": "no"}, "async_generate must be true or false; got 'no'"),
+        ((), {"model": 3}, "model must be text; got 3"),
+        ((), {"worker_ports": (7, 3)}, "the first and the last port"),
         ((), {"gpu_memory_utilization": True}, "gpu_memory_utilization must be a number"),
         (("python 'x",), {}, "the command cannot be read"),
         (("cd x && python train.py",), {}, "a command is one program"),
@@ -211,6 +216,32 @@ def test_a_models_files_say_how_large_it_is(model):
     assert model_facts(model(rope_scaling=rope)).context == 131072
     assert model_facts(model(text_config={"hidden_size": 8, "num_attention_heads": 2})).heads == 2
     assert model_facts("nobody/has-this") is None
+
+
+def test_a_tokenizer_is_counted_by_whichever_files_it_has(model, tmp_path):
+    """A fast one, a slow one with its added tokens, one of its own folder; sentencepiece alone says nothing."""
+    name = model()
+    folder = tmp_path / "model"
+    assert model_facts(name).tokenizer_size == 2
+    (folder / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"7": {}, "x": 1}}')
+    assert model_facts(name).tokenizer_size == 8
+    (folder / "tokenizer.json").unlink()
+    assert model_facts(name).tokenizer_size == 0
+    (folder / "vocab.json").write_text('{"a": 0, "b": 9}')
+    (folder / "added_tokens.json").write_text('{"<x>": 11}')
+    assert model_facts(name).tokenizer_size == 12
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "tokenizer.json").write_text('{"model": {"vocab": [["a", 0.0], ["b", 0.0]]}, "added_tokens": 3}')
+    assert model_facts(name, str(other)).tokenizer_size == 2
+    (other / "added_tokens.json").write_text('{"<y>": 200000}')
+    found = rayguard.preflight(model=name, tokenizer=other, gpu_bytes=200 * GIB).errors
+    assert [one.id for one in found] == ["model.tokenizer"]
+    assert f"the tokenizer of {other} has 200001 tokens" in found[0].message
+    assert model_facts(name, "nobody/has-this").tokenizer_size == 0
+    for broken in ("[]", "{", '{"model": {"vocab": 3}}'):
+        (other / "tokenizer.json").write_text(broken)
+        assert model_facts(name, str(other)).tokenizer_size == 0
 
 
 @pytest.mark.parametrize(

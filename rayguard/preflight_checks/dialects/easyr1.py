@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rayguard.errors import ConfigError
 from rayguard.preflight_checks.dialects.values import flat, read_yaml, value_of
 from rayguard.preflight_checks.settings import JobSettings, settings_of
 
@@ -35,6 +34,7 @@ NAMES = {
     "chunked_prefill": "worker.rollout.enable_chunked_prefill",
     "gpu_memory_utilization": "worker.rollout.gpu_memory_utilization",
     "model": "worker.actor.model.model_path",
+    "tokenizer": "worker.actor.model.tokenizer_path",
     "full_shard": "worker.actor.fsdp.enable_full_shard",
     "offload_params": "worker.actor.offload.offload_params",
     "offload_optimizer": "worker.actor.offload.offload_optimizer",
@@ -88,12 +88,9 @@ def of_keys(found: Mapping[str, Any]) -> JobSettings:
     for name, key in NAMES.items():
         if found.get(key) is not None:
             given[name] = found[key]
-    for name in ("chunked_prefill", "full_shard", "offload_params", "offload_optimizer", "reference_offload"):
-        if not isinstance(given.get(name, False), bool):
-            raise ConfigError(f"{NAMES[name]} must be true or false; got {given[name]!r}")
     if "reference_offload" not in given and not found.get("algorithm.disable_kl"):
         given["reference_offload"] = False
-    return settings_of({**given, "framework": "EasyR1", "launcher": "ray"}, spelled=NAMES)
+    return settings_of({**given, "framework": "EasyR1", "launcher": "ray", "colocated": True}, spelled=NAMES)
 
 
 def write(name: str, value: object) -> str:
