@@ -55,6 +55,56 @@ def test_the_newest_one_is_read(path, file):
         assert read(path) == Snapshot(b"head" + bytes([n]) * 100 + b"tail", 0, frozenset())
 
 
+@pytest.mark.parametrize("growing", [1, 3_000])
+def test_the_one_before_the_newest_is_read_by_its_number(path, growing):
+    """Also when the newest needed a bigger file; what is older is gone."""
+    file = SnapshotFile(path, both=True)
+    for number in range(6):
+        file.write_as(number, [bytes([number]) * (10 + growing * number)])
+        assert [one for one in range(7) if read_snapshot(path, one)] == [
+            *range(max(0, number - 1), number + 1)
+        ]
+        for kept in range(max(0, number - 1), number + 1):
+            found = read_snapshot(path, kept)
+            assert found is not None
+            assert found.data == bytes([kept]) * (10 + growing * kept)
+    assert read(path).ended == 5
+
+
+def test_a_writer_goes_back_to_a_number(path):
+    """The other one is forgotten, and is the next to be written over."""
+    file = SnapshotFile(path, both=True)
+    assert not file.back_to(0)
+    for number in range(4):
+        file.write_as(number, [b"%d" % number])
+    assert not file.back_to(1), "that one is gone"
+    assert file.back_to(2)
+    assert read(path).data == b"2"
+    assert read_snapshot(path, 3) is None
+    file.write_as(3, [b"again"])
+    assert [read_snapshot(path, one).data for one in (2, 3)] == [b"2", b"again"]
+
+
+def test_a_slot_that_is_being_written_has_no_number(path, monkeypatch):
+    """A death in the midst of a snapshot leaves the one before it, and no number for the half one."""
+    file = SnapshotFile(path, both=True)
+    for number in range(2):
+        file.write_as(number, [bytes(100)])
+
+    class Dies:
+        """Ends the writer after the first part."""
+
+        def __iter__(self):
+            yield b"first"
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(snapshot_file, "sum", lambda _: 10, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        file.write_as(2, Dies())
+    assert read(path).ended == 1
+    assert [one for one in range(3) if read_snapshot(path, one)] == [1]
+
+
 def test_parts_of_any_kind_of_memory(path, file):
     """Arrays' memory is not of bytes, and not flat."""
     numbers = memoryview(bytearray(range(48))).cast("B", (4, 12))
