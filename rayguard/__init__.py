@@ -43,8 +43,12 @@ if TYPE_CHECKING:
     from rayguard.recovery.ladder import Ladder
     from rayguard.recovery.memory_policy import MemoryPolicy
     from rayguard.recovery.policy import GuardPolicy, SnapshotPolicy
+    from rayguard.trainers.gang.gang import GangStatus, TrainerGang
+    from rayguard.trainers.gang.policy import GangPolicy
+    from rayguard.trainers.gang.rank_group import RankGroup
     from rayguard.trainers.numeric_guard import NumericGuard
     from rayguard.trainers.trainer_mixin import TrainerMixin
+    from rayguard.trainers.training_alarms import TrainingAlarm, TrainingAlarms
 
 __version__ = "0.1.0"
 
@@ -59,9 +63,12 @@ _HOME = {
     "EngineCallError": "errors",
     "EngineHungError": "errors",
     "EngineSettings": "engine.settings",
+    "GangCallError": "errors",
+    "GangPolicy": "trainers.gang.policy",
+    "GangStatus": "trainers.gang.gang",
     "GaveUpError": "errors",
-    "GroupMemberError": "errors",
     "Generation": "pool.values.result",
+    "GroupMemberError": "errors",
     "GuardPolicy": "recovery.policy",
     "Incident": "recovery.incident",
     "Ladder": "recovery.ladder",
@@ -71,6 +78,7 @@ _HOME = {
     "NumericGuard": "trainers.numeric_guard",
     "PoolPolicy": "pool.values.policy",
     "QuarantinedError": "errors",
+    "RankGroup": "trainers.gang.rank_group",
     "RayguardError": "errors",
     "RecoveryTimeoutError": "errors",
     "RequestError": "errors",
@@ -80,7 +88,10 @@ _HOME = {
     "Sample": "pool.values.result",
     "SnapshotPolicy": "recovery.policy",
     "StateLostError": "errors",
+    "TrainerGang": "trainers.gang.gang",
     "TrainerMixin": "trainers.trainer_mixin",
+    "TrainingAlarm": "trainers.training_alarms",
+    "TrainingAlarms": "trainers.training_alarms",
     "Weights": "engine.weights.version",
     "WeightsError": "errors",
     "guard": "actors.guard.guard",
@@ -103,6 +114,9 @@ __all__ = [
     "EngineCallError",
     "EngineHungError",
     "EngineSettings",
+    "GangCallError",
+    "GangPolicy",
+    "GangStatus",
     "GaveUpError",
     "Generation",
     "GroupMemberError",
@@ -115,6 +129,7 @@ __all__ = [
     "NumericGuard",
     "PoolPolicy",
     "QuarantinedError",
+    "RankGroup",
     "RayguardError",
     "RecoveryTimeoutError",
     "RequestError",
@@ -124,7 +139,10 @@ __all__ = [
     "Sample",
     "SnapshotPolicy",
     "StateLostError",
+    "TrainerGang",
     "TrainerMixin",
+    "TrainingAlarm",
+    "TrainingAlarms",
     "Weights",
     "WeightsError",
     "__version__",

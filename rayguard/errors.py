@@ -206,6 +206,24 @@ class GroupMemberError(RayguardError, RuntimeError):
         )
 
 
+class GangCallError(RayguardError, RuntimeError):
+    """A call of a gang failed each time that it was made; the gang is as it was before it, and goes on.
+
+    Fields: ``call`` ("Trainer.step"), ``causes`` (of each time), ``advice``.
+    """
+
+    def __init__(self, call: str, causes: tuple[str, ...], advice: str) -> None:
+        super().__init__(call, causes, advice)
+        self.call = call
+        self.causes = causes
+        self.advice = advice
+
+    def __str__(self) -> str:
+        told = "; then: ".join(self.causes)
+        times = f"failed {len(self.causes)} times"
+        return f"{self.call} {times}: {told}. The gang is as it was before. {self.advice}"
+
+
 class CapabilityOffError(RayguardError, RuntimeError):
     """Something that stands on private names of Ray is off in this process; it was said once in the log.
 

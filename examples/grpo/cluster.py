@@ -24,7 +24,12 @@ from examples.grpo.trainer import Trainer
 from rayguard.testing.fuse import Fuse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
+
+    from examples.grpo.history import History
+    from examples.grpo.samples import Sample
+    from examples.grpo.trainer import Metrics
 
 ROLLOUTS = 2
 START_DEADLINE_S = 300.0
@@ -35,10 +40,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 class Cast:
     """Who takes part: the actors, the tokenizer that prompts are made with, a fuse for each rollout."""
 
-    trainer: Any
+    train: Callable[[Sequence[Sample]], Future[Metrics]]
     rollouts: Rollouts | BareRollouts
     fuses: tuple[Fuse, ...]
     tokenizer: Tokenizer
+    end: Callable[[], None]
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of ``text``."""
@@ -63,13 +69,26 @@ def ray_cluster(home: Path) -> Iterator[None]:
         ray.shutdown()
 
 
-def hire(out: Path, *, seed: int, guarded: bool) -> Cast:
+def hire(out: Path, *, seed: int, history: History) -> Cast:
     """Build the model and start the actors; returns before the engines are up."""
     folder = ray.get(_build_model.remote(out / "model", seed), timeout=START_DEADLINE_S)
-    trainer = Trainer.options(name="trainer").remote(str(folder))
-    rollouts = (Rollouts if guarded else BareRollouts)(str(folder), out, engines=ROLLOUTS)
+    rollouts: Rollouts | BareRollouts
+    if history.gang:
+        from examples.grpo.gang import GangOfRanks
+
+        gang = GangOfRanks(str(folder), history)
+        train, end = gang.step, gang.close
+        rollouts = Rollouts(str(folder), out, gang.weights, engines=ROLLOUTS)
+    else:
+        trainer = Trainer.options(name="trainer").remote(str(folder))
+        train, end = (lambda samples: trainer.step.remote(samples).future()), _nothing
+        rollouts = (Rollouts if history.guarded else BareRollouts)(str(folder), out, engines=ROLLOUTS)
     fuses = tuple(Fuse(fuse_of(out, handle._actor_id.hex())) for handle in rollouts.handles)  # noqa: SLF001
-    return Cast(trainer, rollouts, fuses, Tokenizer.from_file(str(folder / "tokenizer.json")))
+    return Cast(train, rollouts, fuses, Tokenizer.from_file(str(folder / "tokenizer.json")), end)
+
+
+def _nothing() -> None:
+    """Ray ends its actors."""
 
 
 @ray.remote

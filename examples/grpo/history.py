@@ -30,6 +30,16 @@ class Step:
         return self.tokens / (self.ended_at - self.started_at)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KilledRank:
+    """A rank of a gang that was killed on purpose; ``at`` in wall-clock seconds."""
+
+    step: int
+    rank: int
+    pid: int
+    at: float
+
+
 @dataclass(slots=True)
 class RolloutState:
     """What one rollout last said about itself."""
@@ -55,6 +65,8 @@ class History:
     failure: str = ""
     steps: list[Step] = field(default_factory=list)
     fired: list[FiredFault] = field(default_factory=list)
+    gang: bool = False  # whether the trainer is one
+    killed_ranks: list[KilledRank] = field(default_factory=list)
     never_fired: tuple[str, ...] = ()
     incidents: list[Incident] = field(default_factory=list)
     rollouts: list[RolloutState] = field(default_factory=list)

@@ -61,7 +61,7 @@ class Loop:
         finally:
             self.disturbance.settle()
         self.history.deliveries.arrived(samples, self.version)
-        [metrics] = self._wait([self.cast.trainer.step.remote(samples).future()])
+        [metrics] = self._wait([self.cast.train(samples)])
         self._push()
         self.history.steps.append(
             Step(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,11 +37,22 @@ if TYPE_CHECKING:
     from examples.grpo.outcome.view import View
 
 
+class Trainer(str, Enum):
+    """Who trains."""
+
+    ACTOR = "actor"
+    GANG = "gang"
+
+
 def main(
     *,
     steps: Annotated[int, typer.Option(min=SHORTEST_RUN, help="Training steps.")] = 40,
     seed: Annotated[int, typer.Option(help="Of the model, the prompts and the schedule of faults.")] = 0,
     guard: Annotated[bool, typer.Option(envvar="GUARD", help="Off: plain Ray and vLLM.")] = True,
+    trainer: Annotated[
+        Trainer,
+        typer.Option(envvar="TRAINER", help="One actor, or a gang of three ranks, of which one is killed."),
+    ] = Trainer.ACTOR,
     out: Annotated[Path | None, typer.Option(help="Folder for the results, else below run/.")] = None,
     to: Annotated[Path | None, typer.Option("--report", envvar="REPORT", help="Report also here.")] = None,
 ) -> None:
@@ -50,7 +62,10 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):  # an old journal or a burnt fuse would count as this run's
         raise typer.BadParameter(f"{out} is not empty: name another folder", param_hint="--out")
-    history = History(steps_planned=steps, started_at=time.time(), guarded=guard)
+    gang = trainer is Trainer.GANG
+    if gang and not guard:
+        raise typer.BadParameter("a gang is rayguard's: it goes with --guard", param_hint="--trainer")
+    history = History(steps_planned=steps, started_at=time.time(), guarded=guard, gang=gang)
     injector = FaultInjector(plan(steps, seed))
     history.fired = injector.fired  # one list: what the injector does is seen at once
     with showing(history, console) as view:
@@ -72,7 +87,7 @@ def perform(history: History, view: View, injector: FaultInjector, out: Path, se
     view.tick()
     try:
         with ray_cluster(out / "rayguard"):
-            cast = hire(out, seed=seed, guarded=history.guarded)
+            cast = hire(out, seed=seed, history=history)
             handles = cast.rollouts.handles
             disturbance = Disturbance(injector, handles, cast.fuses, seed)
             loop = Loop(
@@ -86,6 +101,7 @@ def perform(history: History, view: View, injector: FaultInjector, out: Path, se
             for number in range(history.steps_planned):
                 loop.step(number)
             loop.finish()
+            cast.end()
     except (ray.exceptions.RayError, RuntimeError, TimeoutError) as error:
         history.failure = f"at {history.doing}: {str(error).strip().splitlines()[-1]}"
     history.memory = memory_of_processes(out / "rayguard")

@@ -13,7 +13,7 @@ from examples.grpo.samples import Sample
 from examples.grpo.sampling import engine_args, options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 class Rollout(rayguard.RolloutMixin):
     """A vLLM engine with the trainer's current weights."""
 
-    def __init__(self, model_dir: str, fuses: Path) -> None:
+    def __init__(self, model_dir: str, fuses: Path, weights: Callable[[], object] | None = None) -> None:
         self.args = engine_args(model_dir, fuse_of(fuses, ray.get_runtime_context().get_actor_id()))
-        trainer = ray.get_actor("trainer")
-        self.start_engine(weights=lambda: ray.get(trainer.weights.remote()))
+        if weights is None:
+            trainer = ray.get_actor("trainer")
+            weights = lambda: ray.get(trainer.weights.remote())  # noqa: E731
+        self.start_engine(weights=weights)
 
     def build_engine(self, settings: rayguard.EngineSettings) -> Any:
         """Start vLLM; called again, with safer settings, after it died."""
@@ -39,9 +41,11 @@ class Rollout(rayguard.RolloutMixin):
 class Rollouts:
     """All rollouts: one pool."""
 
-    def __init__(self, model_dir: str, fuses: Path, *, engines: int) -> None:
+    def __init__(
+        self, model_dir: str, fuses: Path, weights: Callable[[], object] | None = None, *, engines: int
+    ) -> None:
         policy = rayguard.PoolPolicy(progress=False)  # the demo draws a view of its own
-        self.pool = rayguard.RolloutPool(Rollout, model_dir, fuses, engines=engines, policy=policy)
+        self.pool = rayguard.RolloutPool(Rollout, model_dir, fuses, weights, engines=engines, policy=policy)
         self.names, self.handles = zip(*self.pool.handles.items(), strict=True)
 
     def sample(self, requests: Sequence[Request]) -> list[Future[Any]]:

@@ -45,7 +45,7 @@ class Trainer:
     def step(self, samples: Sequence[Sample]) -> Metrics:
         """Take one policy-gradient step on ``samples``."""
         rewards = torch.tensor([reward(sample.tokens) for sample in samples])
-        advantages = _normalise([sample.group for sample in samples], rewards)
+        advantages = normalised([sample.group for sample in samples], rewards)
         sampled = torch.tensor([sample.logprobs for sample in samples])
         logprobs = self._logprobs(samples)
         ratio = (logprobs - sampled).exp()
@@ -78,7 +78,7 @@ class Trainer:
         return logits.log_softmax(-1).gather(-1, ids[:, -new:, None]).squeeze(-1)
 
 
-def _normalise(groups: Sequence[str], rewards: torch.Tensor) -> torch.Tensor:
+def normalised(groups: Sequence[str], rewards: torch.Tensor) -> torch.Tensor:
     """Return each reward relative to its own group: (reward - mean) / std."""
     advantages = torch.zeros_like(rewards)
     for group in set(groups):

@@ -17,14 +17,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rayguard.errors import ConfigError, StateLostError
+from rayguard.trainers.shards import has_distributed
 
 _PLAIN = (int, float, str, bytes, bool, complex, type(None))
 _MOST_VALUES = 100_000  # in one attribute; more is data, not state
 _MADE_ANEW = (type, io.IOBase)
+_OF_SETUP = ("rayguard.", "torch.distributed.")  # a rank's group, a mesh: of this life alone
 
 
-def found_state(owner: object, *, without: tuple[str, ...] = (), gradients: bool = True) -> dict[str, Any]:
+def found_state(
+    owner: object, *, without: tuple[str, ...] = (), gradients: bool = True, sharded: bool = False
+) -> dict[str, Any]:
     """Return the state of ``owner``, for ``restore_state``. Tensors are not copied: write them at once.
+
+    ``sharded``: whoever asks keeps the parts of all ranks, so that tensors may be spread over them.
 
     Raises:
         ConfigError: An attribute holds an iterator, a sharded tensor, or more values than a state has.
@@ -35,7 +41,7 @@ def found_state(owner: object, *, without: tuple[str, ...] = (), gradients: bool
         if name in without or name.startswith("_rayguard"):
             continue
         if _has_state(value):
-            parts[name] = _of_part(name, value, gradients=gradients)
+            parts[name] = _of_part(name, value, gradients=gradients, sharded=sharded)
         elif (generator := _of_generator(value)) is not None:
             values[name] = ("generator", generator)
         elif _is_value(name, value):
@@ -58,6 +64,7 @@ def not_kept(owner: object, *, without: tuple[str, ...] = ()) -> list[str]:
         if name not in without
         and not name.startswith("_")
         and not isinstance(value, (*_MADE_ANEW, Iterator))
+        and not type(value).__module__.startswith(_OF_SETUP)
         and not callable(value)
         and not _has_state(value)
         and _of_generator(value) is None
@@ -97,11 +104,12 @@ def _has_state(value: object) -> bool:
     )
 
 
-def _of_part(name: str, part: Any, *, gradients: bool) -> dict[str, Any]:
+def _of_part(name: str, part: Any, *, gradients: bool, sharded: bool) -> dict[str, Any]:
     state: Any = part.state_dict()
-    if _is_sharded(state):
+    if not sharded and has_distributed(state):
         raise ConfigError(
-            f"{name} is sharded: its state is spread over ranks, and is not kept by one of them"
+            f"{name} is sharded: its state is spread over ranks, and is not kept by one of them; "
+            "rayguard.TrainerGang keeps that of all"
         )
     kept: dict[str, Any] = {"state": state}
     if hasattr(part, "named_parameters"):
@@ -121,14 +129,6 @@ def _to_part(part: Any, kept: Mapping[str, Any]) -> None:
         for name, parameter in part.named_parameters():
             gradient = kept.get("gradients", {}).get(name)
             parameter.grad = None if gradient is None else gradient.to(parameter.device).clone()
-
-
-def _is_sharded(state: Any) -> bool:
-    if isinstance(state, Mapping):
-        return any(_is_sharded(value) for value in state.values())
-    if isinstance(state, (list, tuple)):
-        return any(_is_sharded(value) for value in state)
-    return hasattr(state, "to_local") and hasattr(state, "placements")
 
 
 def _of_generator(value: Any) -> Any:

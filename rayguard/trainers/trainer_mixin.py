@@ -16,6 +16,7 @@ from rayguard.trainers.finite_steps import FiniteSteps, StepVerdict
 from rayguard.trainers.found_state import found_state, not_kept, random_state, restore_state
 
 _log = logging.getLogger("rayguard")
+RANKS = "_rayguard_ranks"  # the attribute of a trainer that is a rank of a gang: how many there are
 _GOOD_EVERY = 20  # steps between two states that a rewind may go back to
 
 
@@ -58,8 +59,8 @@ class TrainerMixin:
         Raises:
             ConfigError: Something is no state that can be kept: an iterator, say.
         """
-        excluded = self.state_excludes
-        state = found_state(self, without=excluded, gradients=self.state_gradients)
+        excluded, ranks = self.state_excludes, bool(vars(self).get(RANKS))
+        state = found_state(self, without=excluded, gradients=self.state_gradients, sharded=ranks)
         if not vars(self).get("_rayguard_told_state"):
             self._rayguard_told_state = True
             left = not_kept(self, without=excluded)

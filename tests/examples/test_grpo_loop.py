@@ -82,9 +82,8 @@ def loop():
     said = []
     metrics = SimpleNamespace(reward=0.5, logp_diff=0.0)
     trained = SimpleNamespace(future=lambda: done(metrics))
-    trainer = SimpleNamespace(step=SimpleNamespace(remote=lambda _samples: trained))
     return Loop(
-        cast=SimpleNamespace(rollouts=FakeRollouts(said), trainer=trainer),
+        cast=SimpleNamespace(rollouts=FakeRollouts(said), train=lambda _samples: trained.future()),
         prompts=PromptSource(encode=lambda text: list(text.encode())),
         observer=QuietObserver(),
         disturbance=FakeDisturbance(said),

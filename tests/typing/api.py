@@ -16,6 +16,9 @@ from rayguard import (
     EngineCallError,
     EngineHungError,
     EngineSettings,
+    GangCallError,
+    GangPolicy,
+    GangStatus,
     GaveUpError,
     Generation,
     GroupMemberError,
@@ -28,6 +31,7 @@ from rayguard import (
     NumericGuard,
     PoolPolicy,
     QuarantinedError,
+    RankGroup,
     RayguardError,
     RecoveryTimeoutError,
     RequestError,
@@ -37,7 +41,10 @@ from rayguard import (
     Sample,
     SnapshotPolicy,
     StateLostError,
+    TrainerGang,
     TrainerMixin,
+    TrainingAlarm,
+    TrainingAlarms,
     Weights,
     WeightsError,
     guard,
@@ -172,6 +179,11 @@ weight: float = chunk.weight("response_mask")
 fits: bool = bool(preflight(prompts=512, gpus=6))
 where: str = NumericError("lm_head", "logit", 0, 1, 2, None).tensor
 guard_of: type[NumericGuard] = NumericGuard
+alarms: TrainingAlarms = TrainingAlarms(patience=3, only=("kl_blow_up",), on_alarm=print)
+alarm: TrainingAlarm
+for alarm in alarms.observe(7, reward=0.5, kl=0.1, rewards_by_group=[[1.0, 0.0]]):
+    since: int = alarm.since_step
+limit: float | None = alarms.thresholds()["kl_blow_up"]
 
 
 class Trains(TrainerMixin):
@@ -181,6 +193,19 @@ class Trains(TrainerMixin):
         return self.step_is_finite(loss)
 
 
+def gang_of(trainer: type[Trains]) -> GangStatus:
+    with TrainerGang(trainer, ranks=2, spares=1, policy=GangPolicy(min_ranks=1)) as gang:
+        answers: list[Any] = gang.call("step", 0.5, each=chunks, deadline_s=60.0)
+        current: str = gang.publish_weights()
+        gang.resize(len(answers) + len(current))
+        return gang.status()
+
+
+def place(group: RankGroup) -> int:
+    return group.rank + group.size + group.generation
+
+
+causes: tuple[str, ...] = GangCallError("Trains.step", ("rank 1 died",), "look there").causes
 taken: int = Trains().finite_steps.taken
 port: int = serve_metrics(port=0).port
 version: str = rayguard.__version__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from examples.grpo.outcome.verdict import join
+from examples.grpo.outcome.verdict import join, killed_ranks
 
 if TYPE_CHECKING:
     from examples.grpo.history import History
@@ -41,6 +41,15 @@ def report(history: History, found: list[str]) -> dict[str, Any]:
                 "incident": joined.incident.id if joined.incident else None,
             }
             for joined in join(history)
+        ],
+        "killed_ranks": [
+            {
+                "step": killed.step,
+                "rank": killed.rank,
+                "recover_s": incident and incident.recover_s,
+                "incident": incident and incident.id,
+            }
+            for killed, incident in killed_ranks(history)
         ],
         "incidents": [_incident(incident, causes.get(incident.id)) for incident in history.incidents],
         "memory": [dataclasses.asdict(process) for process in history.memory],

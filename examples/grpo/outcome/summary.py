@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from examples.grpo.outcome.verdict import join
+from examples.grpo.outcome.verdict import join, killed_ranks
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,6 +39,15 @@ def _table(history: History) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for joined in join(history):
         table.add_row(*_row(joined))
+    for killed, incident in killed_ranks(history):
+        name = (f"kill rank {killed.rank} of the gang of trainers", "bold")
+        if incident is None:
+            table.add_row(str(killed.step), Text.assemble(name, ("\nno incident", "red")))
+            continue
+        end = (f"\n{incident.remedy}: {incident.outcome.value}", "green")
+        story = Text.assemble(name, f"\n{incident.kind}, scope {incident.scope}: {incident.cause}", end)
+        costs = (_seconds(incident.detected_at - killed.at), _seconds(incident.recover_s))
+        table.add_row(str(killed.step), story, *costs, "", "")
     return table
 
 

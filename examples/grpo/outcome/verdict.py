@@ -16,7 +16,7 @@ from rayguard.testing.injector import What
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from examples.grpo.history import History
+    from examples.grpo.history import History, KilledRank
     from rayguard.recovery.incident import Incident
     from rayguard.testing.injector import FiredFault
 
@@ -83,8 +83,33 @@ def problems(history: History) -> list[str]:
         name = f"{fault.planned.what.value} of rollout {fault.planned.target} at step {fault.planned.step}"
         found += [f"{name}: {miss}" for miss in _misjudged(fault, mine)]
     known = {incident.id for _, mine in by_fault for incident in mine}
+    for killed, incident in killed_ranks(history):
+        name = f"the death of rank {killed.rank} at step {killed.step}"
+        found += [f"{name}: {miss}" for miss in _misjudged_rank(killed.rank, incident)]
+        known |= {incident.id} if incident else set()
+    if history.gang and not history.killed_ranks:
+        found.append("no rank of the gang was killed: the run ended before that")
     strays = [incident for incident in history.incidents if incident.id not in known]
     return found + [f"an incident without a fault: {stray.sentence()}" for stray in strays]
+
+
+def killed_ranks(history: History) -> list[tuple[KilledRank, Incident | None]]:
+    """Return each killed rank with the incident of its gang that came first after it."""
+    of_gangs = [incident for incident in history.incidents if incident.scope == Scope.GROUP.value]
+    return [
+        (killed, next((one for one in of_gangs if one.detected_at >= killed.at), None))
+        for killed in history.killed_ranks
+    ]
+
+
+def _misjudged_rank(rank: int, incident: Incident | None) -> Iterator[str]:
+    if incident is None:
+        yield "has no incident"
+        return
+    if f"rank {rank} died" not in incident.cause:
+        yield f"was told as: {incident.cause}"
+    if incident.outcome is not Outcome.RECOVERED:
+        yield f"ended as {incident.outcome.value} instead of recovered"
 
 
 def _by_fault(history: History) -> list[tuple[FiredFault, list[Incident]]]:

@@ -1,0 +1,1 @@
+"""Ranks that live and die together: ``rayguard.TrainerGang``."""

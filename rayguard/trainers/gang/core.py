@@ -1,0 +1,231 @@
+"""A gang at work: all ranks answer a call, or all go back and make it again. For one thread at a time.
+
+What became of each rank is ``rank_watch``, what follows from it ``verdict``; who sits where, and how a
+generation begins, is ``seats``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rayguard.errors import ConfigError, GangCallError, GaveUpError
+from rayguard.trainers.gang import gang_incidents
+from rayguard.trainers.gang.call_pace import CallPace
+from rayguard.trainers.gang.rank_watch import Ended, RankWatch
+from rayguard.trainers.gang.shares import shares_of
+from rayguard.trainers.gang.verdict import GangVerdict, decide_gang
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ray import ObjectRef
+
+    from rayguard.trainers.gang.hosts import GangHost
+    from rayguard.trainers.gang.policy import GangPolicy
+    from rayguard.trainers.gang.seats import GangSeats
+
+_CALL_ADVICE = "See `rayguard incidents`, and what this call does at that place"
+_GANG_ADVICE = "read `rayguard incidents` and the ranks' logs; then make the gang anew"
+
+
+class GangCore:
+    """Runs the calls of a gang, and recovers it."""
+
+    def __init__(self, name: str, seats: GangSeats, policy: GangPolicy) -> None:
+        self.name, self.seats = name, seats
+        self.number = 0  # calls whose effect all ranks have
+        self.recoveries = 0
+        self.causes: list[str] = []
+        self._policy = policy
+        self._pace = CallPace(policy.first_call_s, policy.call_s)
+        self._restarts: tuple[float, ...] = ()
+        self._doubtful = ""  # why the ranks may be in the midst of something: to be begun anew first
+        self.over: BaseException | None = None  # the gang has given up
+
+    def begin(self) -> None:
+        """Let the ranks join for the first time.
+
+        Raises:
+            BaseException: What ``setup`` raised on a rank, or why there is no gang.
+        """
+        ended = self._joined()
+        verdict = decide_gang(ended.outcomes, guilty=ended.guilty)
+        if not verdict.ok:
+            raise _error_of(verdict) or GaveUpError(self.name, verdict.cause, (), _GANG_ADVICE)
+
+    def call(
+        self,
+        method: str,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        each: object,
+        deadline_s: float | None,
+    ) -> list[object]:
+        """Return what each rank's method returned; after as many recoveries as it takes.
+
+        Raises:
+            BaseException: What the method raised on a rank; all are as they were before the call.
+            GangCallError: It failed, each time that it was made, for another reason than its own error.
+            GaveUpError: The gang cannot be kept alive.
+        """
+        import ray  # noqa: PLC0415 - only a gang's owner gets here
+
+        def begin(host: GangHost, share: tuple[object, ...]) -> tuple[ObjectRef, ObjectRef]:
+            call = host.actor.call.options(num_returns=2)
+            reply, value = call.remote(self.number + 1, method, *args, *share, **kwargs)
+            return reply, value
+
+        values = self._made(method, begin, each, deadline_s)
+        self.number += 1
+        self._doubtful = ""
+        found: list[object] = ray.get(values)
+        return found
+
+    def weights(self) -> tuple[str, ObjectRef]:
+        """Return the version of all weights, and a reference to them.
+
+        Raises:
+            BaseException: As ``call``.
+        """
+
+        def begin(host: GangHost, _: tuple[object, ...]) -> tuple[ObjectRef, ObjectRef]:
+            reply, value = host.actor.weights.options(num_returns=2).remote()
+            return reply, value
+
+        values = self._made("weights", begin, None, None)
+        self._doubtful = ""
+        return str(self.number), values[0]
+
+    def _made(
+        self,
+        method: str,
+        begin: Callable[[GangHost, tuple[object, ...]], tuple[ObjectRef, ObjectRef]],
+        each: object,
+        deadline_s: float | None,
+    ) -> list[ObjectRef]:
+        """Make a call until all ranks answer; return references to what they returned."""
+        if self.over is not None:
+            raise self.over
+        if self._doubtful:
+            self.recover(GangVerdict(cause=self._doubtful))
+        causes: list[str] = []
+        while True:
+            hosts, given = self.seats.taken(), shares_of(each, self.seats.size)
+            self._doubtful = f"{method} was interrupted"
+            calls = [begin(host, share) for host, share in zip(hosts, given, strict=True)]
+            ended = self._watched(method, hosts, [reply for reply, _ in calls], deadline_s)
+            verdict = decide_gang(ended.outcomes, guilty=ended.guilty)
+            if verdict.ok:
+                self._pace.took(method, ended.waited_s)
+                return [value for _, value in calls]
+            causes.append(verdict.cause)
+            self.recover(verdict, ended)
+            if verdict.error is not None:
+                raise _error_of(verdict) or GaveUpError(self.name, verdict.cause, (), _CALL_ADVICE)
+            if len(causes) > self._policy.repeats:
+                last = next((one.error for one in ended.outcomes if one.error is not None), None)
+                raise GangCallError(f"{self.name}.{method}", tuple(causes), _CALL_ADVICE) from last
+
+    def recover(self, verdict: GangVerdict, ended: Ended | None = None) -> None:
+        """Begin a new generation in the state of the last call that all ranks completed.
+
+        Raises:
+            GaveUpError: It cannot be done, or was done too often.
+        """
+        incident = gang_incidents.opened(self.name, verdict, ended)
+        self._doubtful = verdict.cause or "the gang was interrupted"
+        tried = 0
+        try:
+            while True:
+                self._spend(verdict, tried)
+                tried += 1
+                self.seats.fill(replace_all=tried == _REPLACE_ALL)
+                again = self._joined()
+                verdict = decide_gang(again.outcomes, guilty=again.guilty)
+                if verdict.ok:
+                    break
+                self.causes.append(verdict.cause)
+        except BaseException as error:
+            gang_incidents.closed(incident, error)
+            if isinstance(error, GaveUpError):
+                self.over = error
+            raise
+        self._doubtful = ""
+        self.recoveries += 1
+        gang_incidents.closed(incident, None)
+
+    def resize(self, ranks: int) -> None:
+        """Go on with another number of ranks, between two calls.
+
+        Raises:
+            RecoveryTimeoutError: There is no room for them; the gang stays as it is.
+            GaveUpError: It cannot be kept alive.
+        """
+        if self.over is not None:
+            raise self.over
+        self.seats.resize(ranks)
+        self._doubtful = "the gang was to get another size"
+        ended = self._joined()
+        verdict = decide_gang(ended.outcomes, guilty=ended.guilty)
+        if verdict.ok:
+            self._doubtful = ""
+        else:
+            self.recover(verdict, ended)
+
+    def _watched(
+        self, method: str, hosts: list[GangHost], replies: list[ObjectRef], deadline_s: float | None
+    ) -> Ended:
+        pace = self._pace
+        return RankWatch(self.seats.orders, self.seats.room, hosts).wait(
+            replies,
+            generation=self.seats.generation,
+            suspicious_s=deadline_s or pace.suspicious_s(method),
+            over_s=deadline_s or pace.over_s(),
+            leave_s=self._policy.leave_s,
+        )
+
+    def _joined(self) -> Ended:
+        before = self.seats.size
+        ended = self.seats.join(self.number, self._policy)
+        if before != self.seats.size:
+            self._pace.changed()
+        return ended
+
+    def _spend(self, verdict: GangVerdict, tried: int) -> None:
+        now, budget = time.time(), self._policy.restarts
+        self.causes.append(verdict.cause)
+        del self.causes[:-_TOLD]
+        error = verdict.error
+        if tried and error is not None:  # `setup`, or the state, refuses: it would again
+            raise GaveUpError(self.name, verdict.cause, tuple(self.causes), _GANG_ADVICE) from error.error
+        if tried >= _ATTEMPTS or not budget.allows(self._restarts, now):
+            raise GaveUpError(self.name, verdict.cause, tuple(self.causes), _GANG_ADVICE)
+        self._restarts = (*budget.recent(self._restarts, now), now)
+
+
+_REPLACE_ALL = 3  # the attempt at which no process of before is trusted any more
+_ATTEMPTS = 4
+_TOLD = 8
+
+
+def _error_of(verdict: GangVerdict) -> BaseException | None:
+    return None if verdict.error is None else verdict.error.error
+
+
+def checked_method(trainer: type, name: object) -> str:
+    """Return the name of a method that a gang may call.
+
+    Raises:
+        ConfigError: There is none of that name, or it is the gang's own.
+    """
+    from rayguard.options import meant  # noqa: PLC0415 - only where it is needed
+
+    if not isinstance(name, str):
+        raise ConfigError(f"TrainerGang.call takes the name of a method, got {name!r}")
+    if name.startswith("_") or name == "setup":
+        raise ConfigError(f"{trainer.__name__}.{name} is not for TrainerGang.call: the gang itself calls it")
+    if not callable(getattr(trainer, name, None)):
+        known = [one for one in dir(trainer) if not one.startswith("_") and callable(getattr(trainer, one))]
+        raise ConfigError(f"{trainer.__name__} has no method {name!r}{meant(name, known)}")
+    return name

@@ -1,0 +1,58 @@
+"""The user's choices for a gang: one frozen value, with a default that is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rayguard.errors import ConfigError
+from rayguard.options import explained
+from rayguard.recovery.budget import RestartBudget
+
+
+@explained
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangPolicy:
+    """What a gang may do, and how long it may wait.
+
+    ``min_ranks``: where a rank cannot be replaced, the gang goes on with fewer, down to so many; None: it
+    never shrinks.
+    ``restarts``: how often the gang may be begun anew in all; past that the call ends with ``GaveUpError``.
+    ``repeats``: how often one call is made again after a fault. What fails oftener is likely to be the call's
+    own doing.
+    ``call_s``: how long a call may take. None: learned from the calls of the same method, 15 times their
+    median and at least 5 s; where ranks still make progress or compile, and for the first three calls of a
+    method, ``first_call_s``.
+    ``setup_s``: until all ranks have joined, set up and loaded their state. ``start_s``: until a new rank's
+    process is there. ``leave_s``: until a rank has left a collective that was cut off; after that its process
+    is ended.
+    ``exact``: refuse what makes a gang go on with losses that differ in the last bits (plain DDP).
+    """
+
+    min_ranks: int | None = None
+    restarts: RestartBudget = field(default_factory=lambda: RestartBudget(max_restarts=20, within_s=3_600.0))
+    repeats: int = 2
+    call_s: float | None = None
+    first_call_s: float = 1_800.0
+    setup_s: float = 600.0
+    start_s: float = 300.0
+    leave_s: float = 2.0
+    exact: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        if self.min_ranks is not None and not _whole(self.min_ranks, 1):
+            raise ConfigError(f"GangPolicy.min_ranks must be a whole number from 1, got {self.min_ranks!r}")
+        if not _whole(self.repeats, 0):
+            raise ConfigError(f"GangPolicy.repeats must be a whole number from 0, got {self.repeats!r}")
+        if not isinstance(self.restarts, RestartBudget):
+            raise ConfigError(f"GangPolicy.restarts must be a RestartBudget, got {self.restarts!r}")
+        for name in ("call_s", "first_call_s", "setup_s", "start_s", "leave_s"):
+            value = getattr(self, name)
+            if value is None and name == "call_s":
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                raise ConfigError(f"GangPolicy.{name} must be more than 0 seconds, got {value!r}")
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,125 @@
+"""The state of one rank's trainer: kept after each call, in two slots of a mapped file, and taken up again.
+
+The same store as of restorable actors (``rayguard.process.snapshot_file``), under a name that outlives the
+rank's process: the gang's, the rank's and the job's. It goes with the job
+(``rayguard.actors.life.snapshot_files``).
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rayguard.actors.life.saved_state import call_on
+from rayguard.actors.methods import bare, state_methods
+from rayguard.errors import StateLostError
+from rayguard.home import home
+from rayguard.process import state_bytes
+from rayguard.process.snapshot_file import SnapshotFile, read_snapshot
+from rayguard.ray_internals.object_refs import unpinned
+from rayguard.trainers.shards import meshes_of, put_together, shared_anew, taken_apart
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rayguard.trainers.gang.rank_group import JoinOrder
+
+
+def new_gang_name() -> str:
+    """Return a name that no other gang has: 16 hexadecimal digits."""
+    return f"{random.SystemRandom().getrandbits(64):016x}"
+
+
+def path_of_rank(gang: str, layout: int, rank: int) -> Path:
+    """Return where a rank keeps its state, on its node. ``layout`` grows when the gang changes its size.
+
+    The name is as that of an actor's snapshot: whoever removes those of a job that is over, removes it too.
+    """
+    import ray  # noqa: PLC0415 - a rank or its owner runs here
+
+    from rayguard.ray_internals.worker import session_name  # noqa: PLC0415 - as above
+
+    job = ray.get_runtime_context().get_job_id()
+    return _folder() / f"{gang}{layout:03x}{rank:05x}{job}-{session_name()}.snapshot"
+
+
+def forget_gang(gang: str, *, but_layout: int | None = None) -> None:
+    """Remove what ranks of a gang have kept on this node, but for those of one layout."""
+    for path in _folder().glob(f"{gang}*.snapshot*"):
+        if but_layout is None or path.name[len(gang) :][:3] != f"{but_layout:03x}":
+            path.unlink(missing_ok=True)
+
+
+def _folder() -> Path:
+    return home() / "snapshots"
+
+
+class RankState:
+    """Keeps and restores the state of one rank's trainer; by the main thread."""
+
+    def __init__(self, order: JoinOrder) -> None:
+        self.place = (order.layout, order.rank)
+        self._file = SnapshotFile(path_of_rank(order.gang, *self.place), both=True)
+
+    def keep(self, number: int, trainer: object) -> None:
+        """Keep the state as it is after ``number`` calls.
+
+        Raises:
+            OSError: There is no room.
+            Exception: What ``state_dict`` or pickling raised.
+        """
+        save, _ = _methods(trainer)
+        with unpinned():
+            parts = state_bytes.to_parts(taken_apart(bare(trainer, save)()))
+        self._file.write_as(number, parts)
+
+    def restore(self, order: JoinOrder, trainer: object, node: str) -> None:
+        """Give a new trainer the state that ``order`` names, and keep it as this rank's newest.
+
+        Raises:
+            StateLostError: It cannot be had, or the trainer does not take it.
+        """
+        state, number = _found(order, node), order.number or 0
+        _, load = _methods(trainer)
+        try:
+            bare(trainer, load)(put_together(state, meshes_of(trainer)))
+        except StateLostError:
+            raise
+        except Exception as error:
+            raise StateLostError(f"rank {order.rank} does not take its state: {error!r}") from error
+        del state
+        if order.layout != order.from_layout or not self._file.back_to(number):
+            self.keep(number, trainer)
+
+
+def _found(order: JoinOrder, node: str) -> Any:
+    if order.layout == order.from_layout:
+        return _read(order, order.rank, node)
+    states = [_read(order, rank, node) for rank in range(len(order.kept_by))]
+    return shared_anew(states, order.rank, order.size)
+
+
+def _read(order: JoinOrder, rank: int, node: str) -> Any:
+    path = path_of_rank(order.gang, order.from_layout, rank)
+    number, where = order.number or 0, order.kept_by[rank]
+    read = partial(_bytes, number)
+    try:
+        data = read(path) if where == node else call_on(where, read, path)
+        if data is not None:
+            return state_bytes.from_bytes(data)
+    except Exception as error:
+        raise StateLostError(f"the state of rank {rank} on node {where} cannot be read: {error!r}") from error
+    raise StateLostError(f"the state of rank {rank} after {number} calls is not there any more")
+
+
+def _bytes(number: int, path: Path) -> bytes | None:
+    found = read_snapshot(path, number)
+    return None if found is None else found.data
+
+
+def _methods(trainer: object) -> tuple[str, str]:
+    found = state_methods(type(trainer))
+    if found is None:  # checked as the gang is made
+        raise StateLostError(f"{type(trainer).__name__} has no state_dict and load_state_dict")
+    return found
