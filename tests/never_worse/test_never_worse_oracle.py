@@ -147,3 +147,15 @@ def test_weights_and_optimizer_are_told_by_value():
     assert len({digest_after(steps) for steps in ((), (0,), (0, 1), (1, 0))}) == 4
     other.model.load_state_dict(actor.model.state_dict())
     assert other.digest() != actor.digest()
+
+
+def test_one_death_is_counted_once_where_calls_came_together():
+    """Two answers of one round, of which one has the other in it, are one life's."""
+    oracle = Oracle()
+    calls = tuple(Call(actor=0, number=n, along=n == 2) for n in range(3))
+    program = Program(seed=0, actors=(Actor(),), calls=calls)
+    assert oracle.begun_anew(program, ran([0], [1], [1, 2])["answers"]) == {0: 1}
+    assert oracle.begun_anew(program, ran([0], [1], [2])["answers"]) == {0: 2}
+    anew = ran([0], [1], [1, 2], incidents=["state_lost"])
+    assert oracle.compared(program, [anew], anew).good
+    assert not oracle.compared(program, [anew], ran([0], [1], [2], incidents=["state_lost"])).good

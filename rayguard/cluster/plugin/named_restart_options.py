@@ -49,6 +49,7 @@ def before(actor_class: object, options: Options) -> tuple[Options, After | None
     word = {
         "restored": bool(chosen.get(_RESTARTS)) and (restorable or asked["state"] is not None),
         "asked": bool(options.get(_RESTARTS) or asked[_RESTARTS]),
+        "repeats": bool(options.get(_RETRIES) or asked[_RETRIES]),
     }
     return chosen, functools.partial(_tell_actor, chosen, word)
 

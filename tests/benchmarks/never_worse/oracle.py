@@ -84,9 +84,20 @@ class Oracle:
         return Came.RIGHT if whole else Came.ANEW
 
     def begun_anew(self, program: Program, answers: Sequence[dict[str, Any]]) -> Counter[int]:
-        """Return how often each actor was seen to have begun anew."""
-        pairs = zip(program.calls, self.judged(program, answers), strict=True)
-        return Counter(call.actor for call, came in pairs if came is Came.ANEW)
+        """Return how often each actor was seen to have begun anew.
+
+        Answers of one round that are parts of each other came from one life.
+        """
+        judged, found = iter(zip(answers, self.judged(program, answers), strict=True)), Counter[int]()
+        for together in program.rounds():
+            lives: dict[int, list[set[int]]] = {}
+            ended = [(call, *next(judged)) for call in together]
+            for call, answer, came in sorted(ended, key=lambda one: -len(one[1].get("value") or ())):
+                if came is Came.ANEW:
+                    mine, seen = lives.setdefault(call.actor, []), set(answer["value"])
+                    mine += [] if any(seen <= other for other in mine) else [seen]
+            found.update({actor: len(mine) for actor, mine in lives.items()})
+        return found
 
     def compared(self, program: Program, bare: Sequence[dict[str, Any]], ours: dict[str, Any]) -> Finding:
         """Compare the run under rayguard with the bare ones: what any of these gave is allowed."""
