@@ -6,11 +6,12 @@ generation begins, is ``seats``.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
-from rayguard.errors import ConfigError, GangCallError, GaveUpError
-from rayguard.trainers.gang import gang_incidents
+from rayguard.errors import ConfigError, GangCallError, GaveUpError, StateLostError
+from rayguard.trainers.gang import checkpoint, gang_incidents
 from rayguard.trainers.gang.call_pace import CallPace
 from rayguard.trainers.gang.rank_watch import Ended, RankWatch
 from rayguard.trainers.gang.shares import shares_of
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rayguard.trainers.gang.policy import GangPolicy
     from rayguard.trainers.gang.seats import GangSeats
 
+_log = logging.getLogger("rayguard")
 _CALL_ADVICE = "See `rayguard incidents`, and what this call does at that place"
 _GANG_ADVICE = "read `rayguard incidents` and the ranks' logs; then make the gang anew"
 
@@ -49,7 +51,11 @@ class GangCore:
         Raises:
             BaseException: What ``setup`` raised on a rank, or why there is no gang.
         """
-        ended = self._joined()
+        disk = self._on_disk()
+        if disk is not None:
+            _log.warning("rayguard: %s goes on from %s, after %d calls", self.name, disk.folder, disk.number)
+            self.number = disk.number
+        ended = self._joined(disk)
         verdict = decide_gang(ended.outcomes, guilty=ended.guilty)
         if not verdict.ok:
             raise _error_of(verdict) or GaveUpError(self.name, verdict.cause, (), _GANG_ADVICE)
@@ -79,6 +85,8 @@ class GangCore:
         values = self._made(method, begin, each, deadline_s)
         self.number += 1
         self._doubtful = ""
+        if self._policy.checkpoint is not None and self.number % self._policy.checkpoint_every == 0:
+            checkpoint.complete(str(self._policy.checkpoint), self.number, self.seats.size)
         found: list[object] = ray.get(values)
         return found
 
@@ -145,6 +153,8 @@ class GangCore:
                 verdict = decide_gang(again.outcomes, guilty=again.guilty)
                 if verdict.ok:
                     break
+                if isinstance(_error_of(verdict), StateLostError) and self._go_back(verdict):
+                    break
                 self.causes.append(verdict.cause)
         except BaseException as error:
             gang_incidents.closed(incident, error)
@@ -154,6 +164,34 @@ class GangCore:
         self._doubtful = ""
         self.recoveries += 1
         gang_incidents.closed(incident, None)
+
+    def _go_back(self, verdict: GangVerdict) -> bool:
+        """Begin from the newest checkpoint, where there is one: what ranks kept is lost, with a node say.
+
+        Returns whether that is the state of the last call.
+
+        Raises:
+            StateLostError: Done, and it is an older one; says which calls are to be made again.
+        """
+        disk, lost = self._on_disk(), self.number
+        if disk is None:
+            return False
+        self.seats.fill()
+        ended = self._joined(disk)
+        if not decide_gang(ended.outcomes, guilty=ended.guilty).ok:
+            return False
+        if disk.number != lost:
+            self.number, self._doubtful = disk.number, ""
+            self.recoveries += 1
+            raise StateLostError(
+                f"{verdict.cause}. The gang of {self.name} has gone back to its checkpoint after "
+                f"{disk.number} calls: make calls {disk.number + 1} to {lost} again, and then this one"
+            )
+        return True
+
+    def _on_disk(self) -> checkpoint.DiskState | None:
+        place = self._policy.checkpoint
+        return None if place is None else checkpoint.newest(str(place))
 
     def resize(self, ranks: int) -> None:
         """Go on with another number of ranks, between two calls.
@@ -185,9 +223,9 @@ class GangCore:
             leave_s=self._policy.leave_s,
         )
 
-    def _joined(self) -> Ended:
+    def _joined(self, disk: checkpoint.DiskState | None = None) -> Ended:
         before = self.seats.size
-        ended = self.seats.join(self.number, self._policy)
+        ended = self.seats.join(self.number if disk is None else disk.number, self._policy, disk)
         if before != self.seats.size:
             self._pace.changed()
         return ended

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rayguard.actors.life import incidents
 from rayguard.actors.life.incarnation import Incarnation
+from rayguard.errors import StateLostError
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.faults.fault import Fault, Role, facts_of
 from rayguard.harmless import harmless
@@ -56,6 +57,8 @@ def opened(target: str, verdict: GangVerdict, ended: Ended | None) -> Incident:
 def closed(incident: Incident, error: BaseException | None) -> None:
     """Write the end of an incident: the gang goes on, or it has given up with ``error``."""
     outcome = Outcome.RECOVERED if error is None else Outcome.FAILED
+    if isinstance(error, StateLostError):
+        outcome = Outcome.STATE_LOST
     if error is None and incident.scope == Scope.CODE.value:
         outcome = Outcome.ANSWERED
     with harmless("incident"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from os import PathLike
 
 from rayguard.errors import ConfigError
 from rayguard.options import explained
@@ -25,6 +26,8 @@ class GangPolicy:
     ``setup_s``: until all ranks have joined, set up and loaded their state. ``start_s``: until a new rank's
     process is there. ``leave_s``: until a rank has left a collective that was cut off; after that its process
     is ended.
+    ``checkpoint``: a folder on a disk that all nodes share: after each ``checkpoint_every`` calls the state
+    goes there, the last two are kept, and a new gang begins from the newest complete one. None: no disk.
     ``exact``: refuse what makes a gang go on with losses that differ in the last bits (plain DDP).
     """
 
@@ -36,14 +39,18 @@ class GangPolicy:
     setup_s: float = 600.0
     start_s: float = 300.0
     leave_s: float = 2.0
+    checkpoint: str | PathLike[str] | None = None
+    checkpoint_every: int = 50
     exact: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        if self.min_ranks is not None and not _whole(self.min_ranks, 1):
-            raise ConfigError(f"GangPolicy.min_ranks must be a whole number from 1, got {self.min_ranks!r}")
-        if not _whole(self.repeats, 0):
-            raise ConfigError(f"GangPolicy.repeats must be a whole number from 0, got {self.repeats!r}")
+        for name, least in (("min_ranks", 1), ("repeats", 0), ("checkpoint_every", 1)):
+            value = getattr(self, name)
+            if not _whole(value, least) and (value is not None or name != "min_ranks"):
+                raise ConfigError(f"GangPolicy.{name} must be a whole number from {least}, got {value!r}")
+        if not isinstance(self.checkpoint, (str, PathLike, type(None))):
+            raise ConfigError(f"GangPolicy.checkpoint must be the path of a folder, got {self.checkpoint!r}")
         if not isinstance(self.restarts, RestartBudget):
             raise ConfigError(f"GangPolicy.restarts must be a RestartBudget, got {self.restarts!r}")
         for name in ("call_s", "first_call_s", "setup_s", "start_s", "leave_s"):

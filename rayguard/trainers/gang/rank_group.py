@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rayguard.trainers.gang.checkpoint import DiskState
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGroup:
@@ -42,6 +44,7 @@ class JoinOrder:
 
     ``number``: of the calls whose effect the state has; None: there is none yet. ``kept_by``: the nodes on
     which the ranks of ``from_layout`` keep theirs, by rank. ``layout`` is another one where their number is.
+    ``disk``: the state is that, and no rank's. ``checkpoint``: where to write one after how many calls.
     """
 
     gang: str
@@ -55,3 +58,6 @@ class JoinOrder:
     number: int | None = None
     kept_by: tuple[str, ...] = ()
     meet_s: float = 60.0
+    disk: DiskState | None = None
+    checkpoint: str = ""
+    checkpoint_every: int = 1

@@ -7,6 +7,7 @@ gang's orders meanwhile (``orders``).
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import traceback
 from typing import TYPE_CHECKING
@@ -16,7 +17,6 @@ from rayguard.actors.methods import bare
 from rayguard.errors import ConfigError
 from rayguard.process import stacks
 from rayguard.process.identity import ProcessId
-from rayguard.trainers.gang.exactness import refuse_inexact
 from rayguard.trainers.gang.gang_weights import Trainer, weights_of
 from rayguard.trainers.gang.generation import GangBrokenError, RankGeneration
 from rayguard.trainers.gang.orders import CUT, LOOK, OrderThread
@@ -100,7 +100,7 @@ class RankHost:
         _same_group(self._trainer, group)
         self._generation.find_sockets()
         if order.exact:
-            refuse_inexact(self._trainer)
+            _refuse_inexact(self._trainer)
         if self._state is None or self._state.place != (order.layout, order.rank):
             self._state = RankState(order)
         if order.number is None:
@@ -157,6 +157,27 @@ def _same_group(trainer: Trainer, group: RankGroup) -> None:
             f"{type(trainer).__name__}.setup has ended or replaced the default process group: the gang makes "
             "it, and makes it anew after a fault; leave init_process_group and destroy_process_group out"
         )
+
+
+def _refuse_inexact(trainer: object) -> None:
+    """Refuse a trainer whose replayed step would differ.
+
+    Raises:
+        ConfigError: It has a plain DDP module. That moves gradients between its buffers after the first
+            backward of each new module, and on three ranks and more their place decides the order of sums.
+    """
+    parallel = sys.modules.get("torch.nn.parallel")
+    if parallel is None:
+        return
+    for name, value in vars(trainer).items():
+        plain = isinstance(value, parallel.DistributedDataParallel) and not value.find_unused_parameters
+        if plain or getattr(value, "static_graph", False) is True:
+            raise ConfigError(
+                f"{type(trainer).__name__}.{name} is a DistributedDataParallel that rebuilds its buckets "
+                "after the first backward: after a recovery its losses would differ in their last bits. Give "
+                "it find_unused_parameters=True, which keeps the buckets, or allow the difference: "
+                "GangPolicy(exact=False)"
+            )
 
 
 def _load_torch() -> None:

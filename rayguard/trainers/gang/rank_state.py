@@ -18,6 +18,7 @@ from rayguard.home import home
 from rayguard.process import state_bytes
 from rayguard.process.snapshot_file import SnapshotFile, read_snapshot
 from rayguard.ray_internals.object_refs import unpinned
+from rayguard.trainers.gang.checkpoint import read_parts, write_part
 from rayguard.trainers.shards import meshes_of, put_together, shared_anew, taken_apart
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class RankState:
     def __init__(self, order: JoinOrder) -> None:
         self.place = (order.layout, order.rank)
         self._file = SnapshotFile(path_of_rank(order.gang, *self.place), both=True)
+        self._checkpoint, self._every = order.checkpoint, order.checkpoint_every
 
     def keep(self, number: int, trainer: object) -> None:
         """Keep the state as it is after ``number`` calls.
@@ -73,6 +75,8 @@ class RankState:
         with unpinned():
             parts = state_bytes.to_parts(taken_apart(bare(trainer, save)()))
         self._file.write_as(number, parts)
+        if self._checkpoint and number and number % self._every == 0:
+            write_part(self._checkpoint, number, self.place[1], parts)
 
     def restore(self, order: JoinOrder, trainer: object, node: str) -> None:
         """Give a new trainer the state that ``order`` names, and keep it as this rank's newest.
@@ -89,11 +93,15 @@ class RankState:
         except Exception as error:
             raise StateLostError(f"rank {order.rank} does not take its state: {error!r}") from error
         del state
-        if order.layout != order.from_layout or not self._file.back_to(number):
+        if order.disk or order.layout != order.from_layout or not self._file.back_to(number):
             self.keep(number, trainer)
 
 
 def _found(order: JoinOrder, node: str) -> Any:
+    if order.disk is not None and order.disk.size == order.size:
+        return read_parts(order.disk, [order.rank])[0]
+    if order.disk is not None:
+        return shared_anew(read_parts(order.disk, range(order.disk.size)), order.rank, order.size)
     if order.layout == order.from_layout:
         return _read(order, order.rank, node)
     states = [_read(order, rank, node) for rank in range(len(order.kept_by))]

@@ -63,24 +63,39 @@ class RankWatch:
         """
         began, pending = time.monotonic(), dict(zip(replies, range(len(replies)), strict=True))
         found: dict[int, RankOutcome] = {}
-        guilty, look_at_s = "", suspicious_s
-        ranks: tuple[int, ...] = ()
-        while pending and not guilty:
-            self._arrived(pending, found, _ROUND_S)
-            if any(one.end is not RankEnd.ANSWERED for one in found.values()):
-                break
-            waited_s = time.monotonic() - began
-            if pending:
-                guilty, ranks = self._stopped(pending.values())
-            if pending and not guilty and waited_s > min(look_at_s, over_s):
-                guilty, ranks = self._hangs(pending.values(), waited_s, over=waited_s > over_s)
-                look_at_s = _AGAIN * (time.monotonic() - began)
+        try:
+            guilty, ranks = self._waited(pending, found, suspicious_s, over_s)
+        except BaseException:  # Ctrl-C: the next call finds no rank in the midst of this one
+            self._cut(pending, found, generation, leave_s)
+            raise
         waited_s = time.monotonic() - began
         if pending or any(one.end is not RankEnd.ANSWERED for one in found.values()):
             self._cut(pending, found, generation, leave_s)
         outcomes = tuple(found[rank] for rank in sorted(found))
         cut_s = time.monotonic() - began - waited_s
         return Ended(outcomes=outcomes, guilty=guilty, ranks=ranks, waited_s=waited_s, cut_s=cut_s)
+
+    def _waited(
+        self,
+        pending: dict[ObjectRef, int],
+        found: dict[int, RankOutcome],
+        suspicious_s: float,
+        over_s: float,
+    ) -> tuple[str, tuple[int, ...]]:
+        """Wait until all have answered, one has failed, or one hangs: who, and why."""
+        began, look_at_s = time.monotonic(), suspicious_s
+        while pending:
+            self._arrived(pending, found, _ROUND_S)
+            if any(one.end is not RankEnd.ANSWERED for one in found.values()):
+                break
+            waited_s = time.monotonic() - began
+            guilty, ranks = self._stopped(pending.values())
+            if not guilty and pending and waited_s > min(look_at_s, over_s):
+                guilty, ranks = self._hangs(pending.values(), waited_s, over=waited_s > over_s)
+                look_at_s = _AGAIN * (time.monotonic() - began)
+            if guilty:
+                return guilty, ranks
+        return "", ()
 
     def _arrived(self, pending: dict[ObjectRef, int], found: dict[int, RankOutcome], wait_s: float) -> None:
         """Take what has arrived, after at most ``wait_s``."""

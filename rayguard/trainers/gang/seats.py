@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from rayguard.trainers.gang.rank_watch import Ended, RankWatch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rayguard.trainers.gang.checkpoint import DiskState
     from rayguard.trainers.gang.hosts import GangHost, GangHosts
     from rayguard.trainers.gang.orders import Orders
     from rayguard.trainers.gang.policy import GangPolicy
@@ -99,12 +101,15 @@ class GangSeats:
             for host in leaving:  # what they keep stays on their nodes
                 self.room.end(host)
 
-    def join(self, number: int, policy: GangPolicy) -> Ended:
-        """Let all ranks begin a new generation, in the state of ``number`` calls; say what became of it."""
+    def join(self, number: int, policy: GangPolicy, disk: DiskState | None = None) -> Ended:
+        """Let all ranks begin a new generation, in the state of ``number`` calls; say what became of it.
+
+        That is what they keep, or what is on ``disk``.
+        """
         if not self._ranks:
             self.fill()
         self.generation += 1
-        layout, kept = self._layout(), self._kept
+        layout, kept = self._layout(anew=disk is not None), self._kept
         orders = [
             JoinOrder(
                 gang=self.gang,
@@ -115,9 +120,12 @@ class GangSeats:
                 exact=policy.exact,
                 layout=layout,
                 from_layout=self._saved_layout,
-                number=None if kept is None else number,
+                number=None if kept is None and disk is None else number,
                 kept_by=() if kept is None else kept.kept_by,
                 meet_s=policy.setup_s,
+                disk=disk,
+                checkpoint="" if policy.checkpoint is None else os.path.abspath(policy.checkpoint),  # noqa: PTH100 - of a node's file system
+                checkpoint_every=policy.checkpoint_every,
             )
             for rank in range(len(self._ranks))
         ]
@@ -142,9 +150,10 @@ class GangSeats:
     _saved_layout = 0
     _tried_layout = 0
 
-    def _layout(self) -> int:
+    def _layout(self, *, anew: bool) -> int:
         """Return the number under which ranks are to keep their state: a new one where it is shared anew."""
-        if self._kept is None or len(self._kept.kept_by) == len(self._ranks):
+        same = self._kept is None or len(self._kept.kept_by) == len(self._ranks)
+        if same and not anew:
             return self._saved_layout
         self._tried_layout = max(self._tried_layout, self._saved_layout) + 1
         return self._tried_layout

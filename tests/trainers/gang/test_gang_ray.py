@@ -48,6 +48,10 @@ def strategy(request):
     return request.param
 
 
+# What does not depend on it is tried with one.
+SHARDED = pytest.mark.parametrize("strategy", ["fsdp"], indirect=True)
+
+
 @pytest.fixture(scope="module")
 def gang(ray, strategy):
     """One gang for the tests that leave it whole; it keeps nothing when it is closed."""
@@ -80,7 +84,8 @@ def test_the_losses_are_the_same_to_the_bit(gang, curve, tmp_path):
     losses = []
     for number, fault in enumerate(faults):
         mark = tmp_path / str(number)
-        losses.append(gang.call("step", number, fault=fault, mark=str(mark), deadline_s=20.0))
+        deadline_s = 12.0 if fault == ("odd", 1) else None
+        losses.append(gang.call("step", number, fault=fault, mark=str(mark), deadline_s=deadline_s))
         assert fault is None or mark.exists(), "the fault has fired"
     assert losses == curve[0]
     assert gang.call("digest") == curve[1]
@@ -88,9 +93,10 @@ def test_the_losses_are_the_same_to_the_bit(gang, curve, tmp_path):
     assert (status.recoveries, status.calls) == (len(faults) - 1, STEPS + 1)
     assert list(status.causes[:2]) == ["rank 1 died", "rank 0 died"]
     assert "rank 2 of 3 is stopped" in status.causes[2]
-    assert "rank 1 of 3 is in broadcast" in status.causes[3]
+    assert "rank 1 of 3" in status.causes[3]
 
 
+@SHARDED
 def test_an_error_of_a_ranks_own_is_the_callers(gang):
     """The others, which wait in a collective, are taken out; all are as they were before the call."""
     before = gang.call("digest")
@@ -100,6 +106,7 @@ def test_an_error_of_a_ranks_own_is_the_callers(gang):
     assert gang.call("digest") == before
 
 
+@SHARDED
 @pytest.mark.parametrize("kind", ["sleep", "loop", "gil"])
 def test_a_rank_that_hangs_is_named_and_replaced(gang, kind, tmp_path):
     """Whether Python can still run in it or not."""
@@ -111,6 +118,7 @@ def test_a_rank_that_hangs_is_named_and_replaced(gang, kind, tmp_path):
     assert "rank 1 of 3" in said, said
 
 
+@SHARDED
 def test_what_fails_each_time_ends_with_its_causes(gang):
     """It may be the call's own doing; the gang is as it was, and goes on."""
     before = gang.call("digest")
@@ -120,6 +128,7 @@ def test_what_fails_each_time_ends_with_its_causes(gang):
     assert gang.call("digest") == before
 
 
+@SHARDED
 def test_weights_outlive_the_rank_that_gave_them(ray, gang):
     """Rollouts get them from the gang's owner, also while it recovers."""
     source = gang.weights()
@@ -135,6 +144,7 @@ def test_weights_outlive_the_rank_that_gave_them(ray, gang):
     assert list(weights) == ["0.weight", "0.bias", "3.weight", "3.bias"]
 
 
+@SHARDED
 def test_an_interrupted_call_is_undone(gang):
     """The driver's Ctrl-C comes in the midst of a step: the next call begins from the one before."""
     before = gang.call("digest")
@@ -188,18 +198,45 @@ def test_it_shrinks_and_grows_with_its_state(ray, strategy):
     assert torch.allclose(found, weights, atol=1e-6), (found - weights).abs().max()
 
 
+# -- on a disk
+
+
+@SHARDED
+def test_a_new_gang_begins_from_the_newest_checkpoint(ray, strategy, tmp_path, caplog):
+    """With another number of ranks, too; and one whose state went with its node goes back to it, loudly."""
+    policy = rayguard.GangPolicy(checkpoint=tmp_path, checkpoint_every=2)
+    kwargs = {"strategy": strategy}
+    with rayguard.TrainerGang(small_trainer(), ranks=3, kwargs=kwargs, options=CPU, policy=policy) as one:
+        steps = [one.call("step", number)[0][1] for number in range(2)]
+        digest = one.call("digest")[0]
+        pid = one.call("where")[1][0]
+        one.call("digest")
+        (lost,) = (Path(os.environ["RAYGUARD_HOME"]) / "snapshots").glob(f"{one._seats.gang}00000001*")
+        lost.unlink()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(rayguard.StateLostError, match="after 4 calls: make calls 5 to 5 again"):
+            one.call("step", 2)
+        assert one.call("digest")[0] == digest
+        assert one.call("step", 2)[0][1] == len(steps) + 1
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["call-000000004", "call-000000006"]
+    with rayguard.TrainerGang(small_trainer(), ranks=2, kwargs=kwargs, options=CPU, policy=policy) as two:
+        assert two.status().calls == 6
+        assert two.call("step", 3)[0][1] == 4
+
+
 # -- what cannot be
 
 
 def test_a_setup_that_raises_on_one_rank(ray):
     """Its error is the caller's; nothing is left running, and no place is taken."""
+    before, free = kept(), ray.available_resources()["CPU"]
     with pytest.raises(ValueError, match="no data on rank 1"):
         rayguard.TrainerGang(small_trainer(), ranks=2, kwargs={"fail_setup": 1}, options=CPU)
-    assert not kept()
+    assert kept() == before
     until, pause = time.monotonic() + 30, threading.Event()
-    while ray.available_resources().get("CPU") != 2.0 and time.monotonic() < until:
+    while ray.available_resources().get("CPU") != free and time.monotonic() < until:
         pause.wait(0.1)
-    assert ray.available_resources()["CPU"] == 2.0
+    assert ray.available_resources()["CPU"] == free
 
 
 def test_no_room(ray):

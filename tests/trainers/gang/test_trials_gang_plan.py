@@ -182,18 +182,16 @@ def test_percentiles_and_ratios_of_few_are_the_worst():
     """So that no figure is kinder than what was seen."""
     assert percentile([], 0.99) is None
     assert percentile([1.0, 3.0, 2.0], 0.95) == 3.0
-    found = [
-        Outcome(trial(place=place), resume_s=resume)
-        for place, resume in zip(PLACES, (1.0, 4.0), strict=False)
-    ]
-    assert ratios(found, [10.0, 20.0, 5.0], spare=True) == {"median": 0.1, "max": 0.1, "n": 1}
-    assert ratios(found, [10.0], spare=False)["max"] == 0.4
-    assert ratios(found, [], spare=True) == {"n": 0}
+    whole = zip(PLACES, (1.0, 4.0, 2.0), (10.0, 10.0, None), strict=False)
+    found = [Outcome(trial(place=place), resume_s=resume, whole_s=took) for place, resume, took in whole]
+    assert ratios(found, spare=True) == {"median": 0.1, "max": 0.1, "n": 1}
+    assert ratios(found, spare=False)["max"] == 0.4
+    assert ratios([], spare=True) == {"n": 0}
 
 
 def test_bars_of_correctness_are_missed_one_by_one():
     """Those of time are told, and miss nothing."""
-    good = Outcome(trial(), guilty=True, resume_s=99.0)
+    good = Outcome(trial(), guilty=True, resume_s=99.0, whole_s=10.0)
     assert missed(summary([good], [10.0])) == []
     assert missed(summary([Outcome(trial(), identical=False, guilty=False)], [])) == [
         "curve_identical",
