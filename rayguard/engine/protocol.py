@@ -209,6 +209,10 @@ class Engine(Protocol):
         """Let ``auditor`` choose among greedy requests and have their answers. Called before ``serve``."""
         return
 
+    def tells_of_spoiled(self, told: Callable[[Sequence[str]], object]) -> None:  # noqa: ARG002 - as above
+        """End requests whose logits are NaN or infinite; give ``told`` their ids. Called before ``serve``."""
+        return
+
     def answer_again(
         self,
         answer: AuditedAnswer,  # noqa: ARG002 - for those that give some

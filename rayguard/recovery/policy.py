@@ -68,6 +68,10 @@ class GuardPolicy:
     ``canary_tolerance`` (0.5 where that is None), is an incident, and the engine is replaced. It costs an
     ``AsyncLLM`` that share of its generation; an ``LLM`` is asked only while nobody else does, and gives way
     to who comes. 0: none.
+    ``check_logits``: a request of vLLM's whose logits are NaN or infinite ends with an error
+    (``finish_reason="error"``, the reason in ``stop_reason``) instead of going on from token 0; it is an
+    incident, and counted. Costs one reduction of the logits a step. Not with speculative decoding, nor in an
+    engine that runs in this very process.
     ``snapshot``: how often the state of an actor that can say it is kept; by default after each call.
     ``memory``: when memory counts as short and what may be done about it; None: it is not watched. By default
     no process is recycled for it (``MemoryPolicy(recycle=...)``).
@@ -97,6 +101,7 @@ class GuardPolicy:
     memory: MemoryPolicy | None = field(default_factory=lambda: MemoryPolicy(recycle=None))
     canary_tolerance: float | None = 0.5
     audit: float = 0.0
+    check_logits: bool = True
     hang_stopped_s: float = 2.0
     hang_idle_s: float = 8.0
     hang_busy_s: float = 300.0

@@ -76,6 +76,7 @@ class EngineTally:
     standby_failures: int = 0
     audited: int = 0  # answers that were made again and compared
     audited_wrong: int = 0
+    spoiled: int = 0  # requests that were ended since their logits were NaN or infinite
 
     @property
     def state(self) -> str:

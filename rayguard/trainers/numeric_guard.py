@@ -3,13 +3,16 @@
 On a GPU such a number is a device-side assert: it poisons the process, and names nothing. Detecting it
 afterwards is too late, and asking the device each step would stop its stream. So what is bad is made harmless
 where it stands (ids into range, numbers of logits to zero), which rows were bad is kept on the device, and
-raised as a Python error where the caller reads from the device anyway. Costs a reduction of the ids, and one
-of the logits with a pass over them.
+raised as a Python error where the caller reads from the device anyway. There it costs a reduction of the ids,
+and one of the logits with a pass over them. On the CPU a read waits for nobody: it costs the two reductions,
+and what is sound is not touched. What engines of vLLM make is looked at in ``rayguard.engine.vllm.numbers``.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
+from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rayguard.errors import ConfigError, NumericError
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 _IDS, _LOGITS = "token id", "logit"
+_FEW = 256  # rows
 _UNREAD = 1024  # forwards that nobody checked: then one look of our own, so that what is kept stays small
 
 
@@ -89,6 +93,7 @@ class NumericGuard:
         import torch  # noqa: PLC0415
 
         self.rank, self.step = rank, 0
+        self._looking = False  # a read of our own, which is none of the caller's: see ``at_sync``
         self._names = {id(module): name for name, module in model.named_modules()}
         self._places: list[_Place] = []
         self._hooks: list[Any] = []
@@ -122,7 +127,7 @@ class NumericGuard:
     @contextmanager
     def at_sync(self) -> Iterator[None]:
         """Check wherever a tensor is read meanwhile, and at the end; calls to torch cost 1 µs more."""
-        with _mode(self.check)():
+        with _mode(lambda: None if self._looking else self.check())():
             yield
         self.check()
 
@@ -151,6 +156,8 @@ class NumericGuard:
             if not args:
                 return None
             ids = args[0]
+            if _on_the_host(ids) and self._within(ids, size):
+                return None
             fitting = ids.clamp(0, size - 1)
             place.note(self.step, fitting != ids, ids)
             return fitting, *args[1:]
@@ -163,16 +170,50 @@ class NumericGuard:
 
         return hook
 
+    def _within(self, ids: torch.Tensor, size: int) -> bool:
+        """Say whether all ``ids``, which are on the host, lie in an embedding of ``size`` rows."""
+        self._looking = True
+        try:
+            least, most = ids.aminmax()
+            return index(least) >= 0 and index(most) < size
+        except (RuntimeError, TypeError):  # there are none; or they are vmap's, a fake mode's, no integers
+            return False
+        finally:
+            self._looking = False
+
+    def _all_finite(self, largest: torch.Tensor) -> bool:
+        """Say whether all of ``largest``, which is on the host, is finite; False may mean huge numbers."""
+        self._looking = True
+        try:
+            # Each call to torch costs more than it does: of a few rows it is spared one.
+            few = largest.dim() == 1 and len(largest) <= _FEW
+            return math.isfinite(sum(largest.tolist()) if few else largest.double().sum().item())
+        except RuntimeError:
+            return False
+        finally:
+            self._looking = False
+
     def _finite(self, logits: torch.Tensor, place: _Place) -> torch.Tensor:
         """Return ``logits`` of which softmax can make something in each row."""
         # NaN goes through the maximum, +inf is one, and a row of -inf alone has none that is finite.
-        bad = ~logits.detach().amax(-1).isfinite()
+        largest = (logits.detach() if logits.requires_grad else logits).amax(-1)
+        if _on_the_host(logits) and self._all_finite(largest):
+            return logits
+        bad = ~largest.isfinite()
         place.note(self.step, bad, bad)
         if logits.requires_grad:
             return logits.nan_to_num(nan=0.0, posinf=0.0, neginf=float("-inf"))
         logits.nan_to_num_(nan=0.0, posinf=0.0, neginf=float("-inf"))
         logits[..., 0].masked_fill_(bad, 0.0)  # a row of -inf alone
         return logits
+
+
+def _on_the_host(tensor: torch.Tensor) -> bool:
+    """Say whether to look at ``tensor`` is free: it is on no device, and not traced by ``torch.compile``."""
+    import torch  # noqa: PLC0415
+
+    plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+    return plain and tensor.is_cpu and not torch.compiler.is_compiling()
 
 
 def _head(model: torch.nn.Module, wanted: torch.nn.Module | str | None) -> torch.nn.Module | None:

@@ -1,13 +1,19 @@
-"""Bad ids and logits: made harmless in the stream, told where the caller reads, with tensor, rank, step and row."""
+"""Bad ids and logits: made harmless in the stream, told where the caller reads, with tensor, rank, step and row.
+
+Each test runs as on the host, where a look costs nothing, and as on a device, where nothing may be read. What a
+real device does is in ``test_numeric_gpu``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 
 import pytest
 
 import rayguard
 from rayguard.errors import ConfigError, NumericError
+from rayguard.trainers import numeric_guard
 
 torch = pytest.importorskip("torch")
 VOCABULARY, WIDTH = 11, 4
@@ -36,6 +42,13 @@ class NoReading(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
+
+
+@pytest.fixture(autouse=True, params=["host", "device"])
+def place(request, monkeypatch):
+    if request.param == "device":
+        monkeypatch.setattr(numeric_guard, "_on_the_host", lambda _: False)
+    return request.param
 
 
 @pytest.fixture
@@ -137,16 +150,73 @@ def test_the_first_bad_row_is_the_one_that_is_told(model):
     assert (told.value.step, told.value.row, told.value.value) == (1, 0, 50)
 
 
-def test_nothing_is_read_from_the_device_of_its_own(model):
+def test_nothing_is_read_from_a_device_of_its_own(model, place):
     """A read would stop a GPU's stream: with bad numbers, and without."""
     guard = rayguard.NumericGuard(model)
     process = guard.logits_processor()
-    with NoReading():
+    with NoReading() if place == "device" else contextlib.nullcontext():
         logits = model(torch.tensor([[1, 99]]))
         logits.sum().backward()
         process(IDS, logits.detach()[0])
+        process(IDS, torch.full((2, VOCABULARY), float("nan")))
         model(IDS)
     with pytest.raises(NumericError, match="token id 99"):
+        guard.check()
+
+
+def test_on_a_device_that_cannot_be_read_all_works_until_the_check():
+    """The device "meta" has shapes and no numbers: any read of one raises, and so must the check."""
+    model = Model().to("meta")
+    guard = rayguard.NumericGuard(model)
+    process = guard.logits_processor()
+    ids = IDS.to("meta")
+    with NoReading():
+        logits = model(ids)
+        logits.sum().backward()
+        process(ids, logits.detach()[0])
+    with pytest.raises(RuntimeError):
+        guard.check()
+
+
+def test_who_traces_a_model_is_not_looked_at():
+    """``torch.compile`` would break its graph at a read, and what stands in for a tensor has none."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    model = Model()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        rayguard.NumericGuard(model)
+        assert model(IDS).shape == (2, 3, VOCABULARY)
+    torch._dynamo.reset()
+    broken = torch._dynamo.explain(Model())(IDS).graph_break_count
+    guarded = Model()
+    guard = rayguard.NumericGuard(guarded)
+    assert torch._dynamo.explain(guarded)(IDS).graph_break_count <= broken
+    guard.check()
+
+
+def test_what_is_sound_is_the_same_tensor_on_the_host(model, place):
+    """Nothing is copied, and autograd sees nothing of us."""
+    guard = rayguard.NumericGuard(model)
+    scores = torch.randn(2, VOCABULARY, requires_grad=True)
+    assert (guard.logits_processor()(IDS, scores) is scores) == (place == "host")
+    huge = torch.full((2, VOCABULARY), torch.finfo(torch.float32).max)  # whose sum is infinite
+    assert torch.equal(guard.logits_processor()(IDS, huge.clone()), huge)
+    model(torch.empty((0, 3), dtype=torch.long))
+    guard.check()
+
+
+def test_gradients_past_a_bad_row_are_those_of_the_others(model):
+    """The step is thrown away after the check; until then nothing of the bad row is in it."""
+    guard = rayguard.NumericGuard(model)
+    process = guard.logits_processor()
+    scores = torch.randn(2, VOCABULARY)
+    scores[1, 4] = float("nan")
+    scores.requires_grad_()
+    process(IDS, scores).square().sum().backward()
+    wanted = 2 * scores.detach()
+    wanted[1, 4] = 0.0
+    assert torch.equal(scores.grad, wanted)
+    with pytest.raises(NumericError, match=r"in scores \(row 1"):
         guard.check()
 
 

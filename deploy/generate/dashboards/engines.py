@@ -240,6 +240,10 @@ def _faults() -> tuple[Panel, ...]:
                     or_zero(total(grown("rayguard_standby_failures_total", RANGE, JOB))), "standbys failed"
                 ),
                 Query(or_zero(total(grown("rayguard_audited_wrong_total", RANGE, JOB))), "wrong in an audit"),
+                Query(
+                    or_zero(total(grown("rayguard_spoiled_requests_total", RANGE, JOB))),
+                    "requests ended for NaN",
+                ),
             ),
             draw=Draw.BARS,
             colour=Colour.BLUE,

@@ -40,6 +40,8 @@ def picture(history: History) -> Figure:
     _lanes(lanes, history, joined)
     for struck, numbers in _struck(joined, _zero(history)).items():
         _mark((above, below, lanes), struck, numbers)
+    for killed in history.killed_ranks:
+        _mark((above, below, lanes), killed.at - _zero(history), f"rank {killed.rank}")
     _names(legend, joined)
     title = "guarded by rayguard" if history.guarded else "bare Ray and vLLM"
     figure.suptitle(

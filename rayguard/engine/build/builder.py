@@ -24,6 +24,7 @@ from rayguard.engine.error_records import RECORDS_ENV, clear
 from rayguard.engine.plain import PlainEngine
 from rayguard.engine.prefork.process import resource_tracker_pid
 from rayguard.engine.settings import EngineSettings, Values
+from rayguard.engine.spoiled_requests import LOOK_ENV
 from rayguard.errors import ConfigError, RecoveryTimeoutError
 from rayguard.harmless import harmless
 from rayguard.private import open_private
@@ -88,6 +89,7 @@ class EngineBuilder:
     ) -> None:
         self.records = records  # two folders: of the engine that serves, and of its standby
         self.mark = owner_mark(ProcessId.me())
+        self.looks_at_logits = True
         self._recipe = recipe
         self._report = report
         self._prefork = prefork
@@ -244,7 +246,8 @@ class EngineBuilder:
     @contextlib.contextmanager
     def _environment(self, records: Path) -> Iterator[None]:
         """Let the processes that are started meanwhile carry our mark and write their records."""
-        wanted = {**mark_environment(self.mark), RECORDS_ENV: str(records)}
+        looks = "1" if self.looks_at_logits else ""
+        wanted = {**mark_environment(self.mark), RECORDS_ENV: str(records), LOOK_ENV: looks}
         before = {name: os.environ.get(name) for name in wanted}
         os.environ.update(wanted)
         try:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rayguard.engine.audit import Audit
     from rayguard.engine.hangs.watch import EngineWatch
     from rayguard.engine.protocol import Carried, Engine, Verdicts
+    from rayguard.engine.spoiled_requests import SpoiledRequests
     from rayguard.engine.standby.keeper import Standby
     from rayguard.engine.standby.spare import Spare
     from rayguard.engine.weights.current import CurrentWeights
@@ -35,6 +36,7 @@ class Lives:
         self.weights = weights
         self.standby: Standby | None = None  # set once, before the first life
         self.audit: Audit | None = None  # likewise
+        self.spoiled: SpoiledRequests | None = None  # likewise
         self._watch = watch
         self._policy = policy
         # What a standby writes about its failures is no evidence about the engine that serves: two folders.
@@ -89,6 +91,8 @@ class Lives:
             self.weights.begin(new, None if spare is None else spare.proof)
             if self.audit is not None:
                 new.audited_by(self.audit)
+            if self.spoiled is not None:
+                new.tells_of_spoiled(self.spoiled.take)
             carried = new.serve(verdicts, deadline_s=self._policy.weights_deadline_s)
         except BaseException:
             new.close(polite_s=0.0, force_s=FORCE_S)
@@ -126,6 +130,8 @@ class Lives:
         self.closed = True
         if self.audit is not None:
             self.audit.close()
+        if self.spoiled is not None:
+            self.spoiled.close()
         if self.standby is not None:
             self.standby.close()
         self.end(polite_s=polite_s)

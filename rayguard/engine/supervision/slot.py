@@ -13,6 +13,7 @@ from rayguard.engine.build.recipe import checked
 from rayguard.engine.context import Surroundings
 from rayguard.engine.hangs.watch import EngineWatch
 from rayguard.engine.prefork.server import PreforkServer
+from rayguard.engine.spoiled_requests import SpoiledRequests
 from rayguard.engine.standby.keeper import Standby
 from rayguard.engine.supervision.lifecycle import Lives
 from rayguard.engine.supervision.recovery import Recovery
@@ -71,6 +72,7 @@ def engine_slot(
         patience_s=policy.patience_s,
         check=check,
     )
+    builder.looks_at_logits = policy.check_logits
     canaries = Canaries(policy.canary_tolerance, around)
     current = CurrentWeights(source, policy.weights_deadline_s, canaries)
     lives = Lives(builder, EngineWatch(policy, noticed, tally, around=around), current, policy)
@@ -78,6 +80,8 @@ def engine_slot(
         lives.standby = Standby(builder, current, policy, tally)
     supervisor = EngineSupervisor(lives, Recovery(lives, policy, around), policy, around)
     slot.append(supervisor)
+    if policy.check_logits:
+        lives.spoiled = SpoiledRequests(around.noticed, tally)
     if policy.audit:
         lives.audit = Audit(
             policy.audit,

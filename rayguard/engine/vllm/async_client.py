@@ -90,11 +90,17 @@ class AsyncHealingClient(HealingClient):
             for question in self.questions:
                 question.take(outputs)
             self._in_hand = True
-            if self._received(outputs):
-                for request in self._next_suspect():
-                    with contextlib.suppress(Exception):  # a dead core: the next get_output says so
-                        await self._hand_over(request, core)
+            await self._told_of_ends(core, suspect=self._received(outputs))
             return outputs
+
+    async def _told_of_ends(self, core: EngineCoreClient, *, suspect: bool) -> None:
+        """Tell ``core`` of requests that we ended; send the next suspect where the turn of one is over."""
+        with contextlib.suppress(Exception):  # a dead core: the next get_output says so
+            if spoiled := self.numeric.inside():
+                await core.abort_requests_async(spoiled)
+        for request in self._next_suspect() if suspect else ():
+            with contextlib.suppress(Exception):
+                await self._hand_over(request, core)
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         """Book the request and send it.

@@ -29,6 +29,7 @@ from rayguard.engine.vllm.door.requests import RequestDoor
 from rayguard.engine.vllm.inflight import InFlight
 from rayguard.engine.vllm.kept.condition import NOTED, Call, EngineCondition, noting
 from rayguard.engine.vllm.kept.input_streams import InputStreams
+from rayguard.engine.vllm.numbers.ends import NumericEnds
 from rayguard.errors import WeightsError
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class HealingClient(CoreCalls):
         self.weight_version = ""  # of the engine now, for what was begun elsewhere
         self._report = report
         self._requests: dict[str, EngineCoreRequest] = {}
+        self.numeric = NumericEnds(self._requests, self.streams, processor)
         self._door = RequestDoor(self._requests)
         self.meetings = self._door.meetings
         self._held: deque[str] = deque()  # suspects that wait for their turn
@@ -123,7 +125,7 @@ class HealingClient(CoreCalls):
         """Book what came out; return whether a suspect's turn came to its end."""
         self.turns += 1
         ended, longest, came = False, 0, 0
-        outputs.outputs = self._unasked_ends.without(outputs.outputs, self._requests)
+        outputs.outputs = self.numeric.put_in(self._unasked_ends.without(outputs.outputs, self._requests))
         for output in outputs.outputs:
             count = len(output.new_token_ids)
             came += count

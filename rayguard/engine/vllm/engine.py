@@ -74,6 +74,7 @@ class VllmEngine(Engine):
         self._version = ""  # of the weights that were pushed last
         self._changes = WeightChanges()
         self._auditor: Auditor | None = None
+        self._spoiled: Callable[[Sequence[str]], object] | None = None
         # What outlives a core: the object that the user holds, its engine, the stand-in for its core.
         self._handle: object = built
         self.front = self._own
@@ -185,12 +186,12 @@ class VllmEngine(Engine):
         # Large ones go through shared memory: three times faster than through the engine's sockets.
         client = self.client if self._serves() else None
         touched = contextlib.nullcontext() if client is None else client.own_calls.pushing()
-        with (
-            touched,
-            weight_push.told(weights, deadline_s),
-            sendable(weights, limit_bytes=_SENT_AS_BYTES) as sent,
-        ):
-            answers = self._push(sent, deadline_s)
+        within = weight_push.told(weights, deadline_s)
+        with touched, within, sendable(weights, limit_bytes=_SENT_AS_BYTES) as sent:
+            if self._is_async:
+                answers = self._on_loop(weight_push.push_async(self.core, sent), deadline_s)
+            else:
+                answers = bounded(lambda: weight_push.push(self.core, sent), deadline_s)
         self._version = weights.version
         if client is not None:
             client.weight_version = weights.version
@@ -208,11 +209,10 @@ class VllmEngine(Engine):
         # An engine in this very process has no border at which changes would be seen.
         if self.client is None or not self._cores or (self._serves() and self.client.own_calls.touched):
             return ()
-        if not self._is_async:
-            answers = bounded(lambda: self.core.collective_rpc(ASK, None, (), None), deadline_s)
-        else:
-            answers = self._on_loop(weight_push.asked_async(self.core), deadline_s)
-        return weight_push.receipts(answers)
+        if self._is_async:
+            return weight_push.receipts(self._on_loop(weight_push.asked_async(self.core), deadline_s))
+        ask = self.core.collective_rpc
+        return weight_push.receipts(bounded(lambda: ask(ASK, None, (), None), deadline_s))
 
     @override
     def canary(self, *, deadline_s: float, closely: bool = False) -> Canary | None:
@@ -228,6 +228,10 @@ class VllmEngine(Engine):
         self._auditor = auditor
 
     @override
+    def tells_of_spoiled(self, told: Callable[[Sequence[str]], object]) -> None:
+        self._spoiled = told
+
+    @override
     def answer_again(
         self, answer: AuditedAnswer, *, deadline_s: float, closely: bool = False
     ) -> Canary | None:
@@ -240,11 +244,6 @@ class VllmEngine(Engine):
         client = self.client if self._serves() else None  # None: nobody reads from this core yet
         run = self._on_loop if self._is_async else None
         return canary_request.ask(self.core, self.front, client, question, deadline_s, run)
-
-    def _push(self, weights: Weights, deadline_s: float) -> Sequence[Mapping[str, object]]:
-        if self._is_async:
-            return self._on_loop(weight_push.push_async(self.core, weights), deadline_s)
-        return bounded(lambda: weight_push.push(self.core, weights), deadline_s)
 
     def _on_loop(self, call: Coroutine[object, object, T], deadline_s: float) -> T:
         return run_on(self.loop, call, deadline_s)
@@ -260,6 +259,7 @@ class VllmEngine(Engine):
             kind = AsyncHealingClient if self._is_async else SyncHealingClient
             client = kind(self.core, self._own.output_processor, self._report, self._patience_s)
             client.exact = exactness(self._known, self._own.vllm_config)
+            client.numeric.of_core(self._own.vllm_config, self._spoiled)
             client.own_calls.changes = self._changes
             if self._auditor is not None:
                 client.inflight.audited = audited.AuditedRequests(self._auditor, client)
@@ -272,6 +272,7 @@ class VllmEngine(Engine):
         client.own_calls.touched = client.kept.standing().state == "asleep"
         client.weight_version = self._version
         client.exact = exactness(self._known, self._own.vllm_config)  # of the core that takes over now
+        client.numeric.of_core(self._own.vllm_config, self._spoiled)
         before = client.core
         if isinstance(client, SyncHealingClient):
             carried = bounded(lambda: client.adopt(self.core, verdicts), deadline_s)

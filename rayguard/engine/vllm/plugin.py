@@ -1,6 +1,6 @@
 """rayguard inside vLLM's own processes.
 
-Exceptions to disk, no process that outlives its owner, and what ``receiver`` and ``exact`` put in.
+Exceptions to disk, no process that outlives its owner; what ``receiver``, ``exact`` and ``numbers`` put in.
 
 vLLM loads ``install`` (entry point group ``vllm.general_plugins``) in the process that owns the engine,
 in the engine core and in each worker. It does nothing at all unless the owner has set ``RAYGUARD_RECORDS``;
@@ -27,6 +27,7 @@ import psutil
 from rayguard.engine.deadline import bounded
 from rayguard.engine.error_records import RECORDS_ENV, RecordingHandler, RecordWriter
 from rayguard.engine.vllm.exact import installer
+from rayguard.engine.vllm.numbers import worker as numbers
 from rayguard.engine.vllm.receiver import install_receiver
 from rayguard.faults.fault import Role
 from rayguard.home import home
@@ -97,6 +98,7 @@ def _install(directory: str) -> None:
     install_receiver()  # late: it may import for seconds, in which the owner may die
     if inside:
         installer.install()
+        numbers.install()
 
 
 def _role() -> Role | None:

@@ -130,11 +130,17 @@ class SyncHealingClient(HealingClient):
                     continue  # too late: its successor makes these tokens again
                 self._in_hand = True
                 ended = self._received(outputs)
-            if ended:
-                for request in self._next_suspect():
-                    with contextlib.suppress(Exception):  # a dead core: the next get_output says so
-                        self._hand_over(request, core)
+            self._told_of_ends(core, suspect=ended)
             return outputs
+
+    def _told_of_ends(self, core: EngineCoreClient, *, suspect: bool) -> None:
+        """Tell ``core`` of requests that we ended; send the next suspect where the turn of one is over."""
+        with contextlib.suppress(Exception):  # a dead core: the next get_output says so
+            if spoiled := self.numeric.inside():
+                core.abort_requests(spoiled)
+        for request in self._next_suspect() if suspect else ():
+            with contextlib.suppress(Exception):
+                self._hand_over(request, core)
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Book the request and send it.

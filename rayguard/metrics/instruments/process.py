@@ -106,6 +106,11 @@ INSTRUMENTS: tuple[Instrument[Tally], ...] = (
         "Audited answers with other tokens than when they were made again: the engine was replaced.",
         _of_engines(lambda engine: engine.audited_wrong),
     ),
+    counter(
+        "rayguard_spoiled_requests_total",
+        "Requests ended with an error since their logits were NaN or infinite (GuardPolicy.check_logits).",
+        _of_engines(lambda engine: engine.spoiled),
+    ),
     gauge(
         "rayguard_engine_requests_running",
         "Requests in the engines now.",

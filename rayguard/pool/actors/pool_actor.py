@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayguard.actors.guard.mixins import RolloutMixin
 from rayguard.actors.methods import leave
+from rayguard.engine.spoiled_requests import SPOILED
 from rayguard.errors import ConfigError, QuarantinedError, RayguardError, RequestError, WrongSessionError
 from rayguard.harmless import harmless
 from rayguard.pool.actors.messages import ActorReport, CallFailed, Finished, Hello
@@ -217,7 +218,8 @@ async def _answer(engine: Any, order: Order, note: RequestNote) -> Sample | Exce
         return RayguardError(f"request {request.id!r} ended without an answer")
     completion = last.outputs[0]
     if completion.finish_reason == "error":
-        return QuarantinedError(request.id, str(completion.stop_reason or "the engine gave it up"))
+        why = str(completion.stop_reason or "the engine gave it up")
+        return (RequestError if why.startswith(SPOILED) else QuarantinedError)(request.id, why)
     if completion.finish_reason == "abort":  # not by us: whoever aborts its requests still wants an answer
         return RayguardError(f"request {request.id!r} was aborted inside the actor")
     return Sample(

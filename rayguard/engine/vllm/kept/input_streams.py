@@ -120,13 +120,23 @@ class InputStreams:
             if state is not None and not why:
                 send += session.sent
                 continue
-            self.forget(name)
-            self._broken.append(name)
-            requests.pop(name, None)
-            if state is not None:  # else nobody waits for it any more
-                end_stream(state, why)
-                lost += tokens
+            self.break_off(name, requests, state, why)
+            lost += tokens
         return send, lost
+
+    def break_off(
+        self,
+        name: str,
+        requests: MutableMapping[str, EngineCoreRequest],
+        state: FrontendRequest | None,
+        why: str,
+    ) -> None:
+        """End a session with an error; no core is to see what may yet come of it."""
+        self.forget(name)
+        self._broken.append(name)
+        requests.pop(name, None)
+        if state is not None:  # else nobody waits for it any more
+            end_stream(state, why)
 
     def refuse(
         self,
