@@ -27,9 +27,10 @@ _MAJORITY_NEEDS = 3  # ranks: of two that differ, either may be the odd one
 class RankEvidence:
     """What is known of one rank at one moment; None where nobody could say.
 
-    ``state`` is the kernel's letter of its process, ``state_s`` for how long. ``beat_age_s`` is the age of
-    the last word of a thread beside its main one. ``collectives`` counts those that it entered, ``operation``
-    is the last of them, ``where`` the line of the user's code that it stands at.
+    ``answered``: it has returned from the call. ``state`` is the kernel's letter of its process, ``state_s``
+    for how long. ``beat_age_s`` is the age of the last word of a thread beside its main one. ``collectives``
+    counts those that it entered, ``operation`` is the last of them, ``where`` the line of the user's code
+    that it stands at.
     """
 
     rank: int
@@ -37,6 +38,7 @@ class RankEvidence:
     state: str = ""
     state_s: float = 0.0
     beat_age_s: float | None = None
+    answered: bool = False
     in_collective: bool | None = None
     collectives: int | None = None
     operation: str = ""
@@ -88,10 +90,13 @@ def _stale(evidence: Sequence[RankEvidence]) -> GuiltyRanks | None:
 
 
 def _outside(evidence: Sequence[RankEvidence]) -> GuiltyRanks | None:
-    if not any(one.in_collective for one in evidence):
-        return None
+    answered = [one for one in evidence if one.answered]
     outside = [one for one in evidence if one.in_collective is False]
-    return _named(evidence, outside, "is not in the collective that the others wait in")
+    if not any(one.in_collective for one in evidence):
+        return _named(evidence, outside, "has not answered, and others have") if answered else None
+    if outside:
+        return _named(evidence, outside, "is not in the collective that the others wait in")
+    return _named(evidence, answered, "has returned from the call, and the others wait in a collective")
 
 
 def _behind(evidence: Sequence[RankEvidence]) -> GuiltyRanks | None:

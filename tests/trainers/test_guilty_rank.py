@@ -110,3 +110,15 @@ def test_evidence_of_one_rank_twice_is_refused():
     """A mistake of the caller's."""
     with pytest.raises(ConfigError, match="of one rank"):
         guilty_ranks([RankEvidence(rank=1), RankEvidence(rank=1)])
+
+
+def test_who_has_returned_while_others_wait_is_named():
+    """It made one collective fewer, and is past the call; where nobody waits, who has not answered is."""
+    waits = [RankEvidence(rank=rank, in_collective=True) for rank in (0, 2)]
+    verdict = guilty_ranks([*waits, RankEvidence(rank=1, answered=True)])
+    assert verdict.ranks == (1,)
+    assert "has returned from the call" in verdict.why
+    done = [RankEvidence(rank=rank, answered=True) for rank in (0, 2)]
+    verdict = guilty_ranks([*done, RankEvidence(rank=1, in_collective=False)])
+    assert verdict.ranks == (1,)
+    assert "has not answered" in verdict.why

@@ -126,6 +126,7 @@ class GangCore:
             verdict = decide_gang(ended.outcomes, guilty=ended.guilty)
             if verdict.ok:
                 self._pace.took(method, ended.waited_s)
+                self.seats.top_up()
                 return [value for _, value in calls]
             causes.append(verdict.cause)
             self.recover(verdict, ended)

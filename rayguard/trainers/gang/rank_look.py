@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
-_COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/", "/triton/", "<frozen importlib")
+_COMPILERS = (
+    "/torch/_dynamo/convert_frame.py",
+    "/torch/_inductor/compile_fx.py",
+    "/triton/compiler/",
+    "<frozen importlib",
+)
 _WRITERS = ("/torch/serialization.py", "/torch/distributed/checkpoint/", "/safetensors/")
 _TORCH = "/torch/"
 _SEQUENCE = "_get_sequence_number_for_group"  # of a ProcessGroup; torch has no public word for it

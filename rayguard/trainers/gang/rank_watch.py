@@ -26,6 +26,7 @@ _STOPPED_S = 1.0  # a debugger or a snapshot of the machine may stop a process f
 _ANSWER_S = 1.5  # of a rank that is asked where it stands; later, its process runs no other thread
 _BETWEEN_S = 1.0  # two looks: what moved meanwhile does not hang
 _STALE_S = 60.0  # told as the age of a beat that did not come at all
+_GUILTY_LEAVE_S = 0.3  # who keeps the others waiting mostly stands where no cut reaches it
 _AGAIN = 1.25  # a call that was looked at is looked at again after so many times its age
 
 
@@ -70,7 +71,7 @@ class RankWatch:
             raise
         waited_s = time.monotonic() - began
         if pending or any(one.end is not RankEnd.ANSWERED for one in found.values()):
-            self._cut(pending, found, generation, leave_s)
+            self._cut(pending, found, generation, leave_s, frozenset(ranks))
         outcomes = tuple(found[rank] for rank in sorted(found))
         cut_s = time.monotonic() - began - waited_s
         return Ended(outcomes=outcomes, guilty=guilty, ranks=ranks, waited_s=waited_s, cut_s=cut_s)
@@ -111,12 +112,20 @@ class RankWatch:
                     found[rank] = _outcome(rank, ref)
 
     def _cut(
-        self, pending: dict[ObjectRef, int], found: dict[int, RankOutcome], generation: int, leave_s: float
+        self,
+        pending: dict[ObjectRef, int],
+        found: dict[int, RankOutcome],
+        generation: int,
+        leave_s: float,
+        guilty: frozenset[int] = frozenset(),
     ) -> None:
         self._orders.give(CUT, generation=generation)
-        until = time.monotonic() + leave_s
-        while pending and (left := until - time.monotonic()) > 0:
-            self._arrived(pending, found, left)
+        began = time.monotonic()
+        while pending:
+            patience = min(leave_s, _GUILTY_LEAVE_S) if guilty.issuperset(pending.values()) else leave_s
+            if (left := began + patience - time.monotonic()) <= 0:
+                break
+            self._arrived(pending, found, min(left, _ROUND_S))
         for rank in pending.values():
             process, here = self._hosts[rank].process, self._hosts[rank].node == self._room.here
             if here and process is not None and not process.alive():  # Ray is slow to tell
@@ -157,10 +166,12 @@ class RankWatch:
             if rank in first and rank in second
         )
         at_work = any(one["busy"] for one in second.values())
-        waiting = len(asked) < len(self._hosts) or any(one.in_collective for one in evidence)
+        waiting = any(one.in_collective for one in evidence)  # else nobody is kept: a rank is slow, say
         if not over and (moved or at_work or not waiting):
             return "", ()
-        answered = [RankEvidence(rank=rank) for rank in range(len(self._hosts)) if rank not in asked]
+        answered = [
+            RankEvidence(rank=rank, answered=True) for rank in range(len(self._hosts)) if rank not in asked
+        ]
         verdict = guilty_ranks([*evidence, *answered])
         if verdict.ranks:
             return f"{verdict.why} (after {waited_s:.0f} s)", verdict.ranks

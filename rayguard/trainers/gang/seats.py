@@ -67,6 +67,7 @@ class GangSeats:
         if replace_all:
             for host in self._ranks:
                 self.room.end(host)
+        self.room.greeted(self._ranks)  # ends those whose process died unnoticed: between two calls, say
         kept = [None if host.gone else host for host in self._ranks] or [None] * self.size
         missing = [rank for rank, host in enumerate(kept) if host is None]
         if missing:
@@ -139,7 +140,8 @@ class GangSeats:
         if all(one.error is None and not one.lost for one in ended.outcomes):
             self._kept = StateLayout(number, tuple(host.node for host in self._ranks))
             self._saved_layout, self.size = layout, len(self._ranks)
-            self.top_up()
+            if not self.generation:  # later, once the call is made: a spare that starts takes cores from it
+                self.top_up()
         return ended
 
     def top_up(self) -> None:
