@@ -10,6 +10,7 @@ import sys
 SHORT = {
     "bench_call": (),
     "bench_snapshot": (),
+    "bench_gang": (),
     "bench_numeric": (),
     "bench_restart": ("3",),
     "bench_identity": ("--trials", "50"),
