@@ -16,7 +16,7 @@ UV := $(shell command -v uv || echo $(PYTHON) -m uv)
 # they keep the node itself from starting.
 RUN := env HF_HUB_OFFLINE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 RAY_AUTH_MODE=disabled RAY_worker_niceness=5
 
-.PHONY: help setup demo test lint fast bench trials never-worse soak-memory check-deploy as-printed prometheus diagnosis-report likeness docs clean
+.PHONY: help setup demo test lint fast bench trials trials-gang never-worse soak-memory check-deploy as-printed prometheus diagnosis-report likeness docs clean
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -56,6 +56,9 @@ bench: setup ## Measure: restart, detection, cost of a call, throughput (ratios,
 
 trials: setup ## Strike a pool of real engines with random faults under load (N=20 SEED=0); judged by an oracle (ARGS=--help)
 	@$(RUN) $(BIN)/python -m tests.benchmarks.trials --trials $(N) --seed $(SEED) $(ARGS)
+
+trials-gang: setup ## Strike gangs of real ranks with random faults (N=20 SEED=0); judged by an oracle, to the bit (ARGS=--help)
+	@$(RUN) $(BIN)/python -m tests.benchmarks.trials_gang --trials $(N) --seed $(SEED) $(ARGS)
 
 never-worse: setup ## Run random programs bare, watched and guarded on real Ray, and compare (N=20 SEED=0 ARGS=--help)
 	@$(RUN) $(BIN)/python -m tests.benchmarks.never_worse --programs $(N) --seed $(SEED) $(ARGS)

@@ -182,7 +182,7 @@ class GangSeats:
 
     def _last_error(self) -> str:
         error = self.room.last_error
-        return "" if error is None else f": {str(error).strip().splitlines()[0]}"
+        return "" if error is None else f": {str(error).strip().splitlines()[-1].strip()}"
 
 
 _NO_ROOM = "see `ray status` for what is free; GangPolicy(min_ranks=...) lets a gang go on with fewer ranks"

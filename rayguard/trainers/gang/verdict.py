@@ -60,8 +60,16 @@ def decide_gang(outcomes: Sequence[RankOutcome], *, guilty: str = "") -> GangVer
     died = any(one.end in {RankEnd.DEAD, RankEnd.POISONED} for one in outcomes)
     if raised is not None and not died and not guilty:
         return GangVerdict(lost=lost, error=raised, cause=raised.cause)
-    first = [one.cause for end in _BY_NEARNESS for one in outcomes if one.end is end and one.cause]
-    return GangVerdict(lost=lost, cause=guilty or next(iter(first), "a collective broke"))
+    return GangVerdict(lost=lost, cause=guilty or _first_cause(outcomes))
+
+
+def _first_cause(outcomes: Sequence[RankOutcome]) -> str:
+    """Return what came first: all that died of themselves, else one of those that it is likely to be."""
+    for end in _BY_NEARNESS:
+        found = [one.cause for one in outcomes if one.end is end and one.cause]
+        if found:
+            return "; ".join(found if end is RankEnd.DEAD else found[:1])
+    return "a collective broke"
 
 
 _BY_NEARNESS = (RankEnd.POISONED, RankEnd.DEAD, RankEnd.STUCK, RankEnd.RAISED, RankEnd.CUT_OFF)

@@ -52,6 +52,7 @@ def test_the_first_cause_is_told():
     assert decide_gang(outcomes(end.CUT_OFF, end.DEAD, end.RAISED)).cause == "dead 1"
     assert decide_gang(outcomes(end.CUT_OFF, end.POISONED, end.DEAD)).cause == "poisoned 1"
     assert decide_gang(outcomes(end.CUT_OFF, end.ANSWERED)).cause == "cut_off 0"
+    assert decide_gang(outcomes(end.DEAD, end.CUT_OFF, end.DEAD)).cause == "dead 0; dead 2"
     assert decide_gang(outcomes(end.STUCK, end.RAISED)).error.rank == 1
     assert decide_gang(outcomes(end.STUCK, end.CUT_OFF), guilty="rank 0 sleeps").cause == "rank 0 sleeps"
 
