@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -41,6 +42,7 @@ class RankGeneration:
         self._lock = threading.Lock()
         self._sockets = GroupSockets(())
         self._before = open_ends()
+        self._excepthook = sys.excepthook
 
     def join(self) -> None:
         """Make the default process group, with all ranks.
@@ -93,6 +95,7 @@ class RankGeneration:
         self.cut()
         with self._lock:
             self._sockets.close()
+        sys.excepthook = self._excepthook  # each group that is made hangs another one before it, for ever
         if dist.is_initialized():
             with contextlib.suppress(Exception):  # a broken group: there is no way to part in peace
                 dist.destroy_process_group()

@@ -17,6 +17,7 @@ from tests.benchmarks.trials_gang.oracle import (
     percentile,
     ranks_named,
     ratios,
+    steady_growth,
     summary,
 )
 from tests.benchmarks.trials_gang.plan import (
@@ -171,6 +172,9 @@ def test_who_dies_in_a_recovery_is_named_after_the_first(causes, right):
         ("each of ranks 0, 2 of 3 is stopped", {0, 2}),
         ("no answer after 6 s, and nothing tells the ranks apart", set()),
         ("rank 2 died", {2}),
+        ("rank 0 died; rank 2 died", {0, 2}),
+        ("rank 1 raised ValueError: no rank 7", {1}),
+        ("no answer after 6 s, and nothing tells the ranks apart: rank 1: train; rank 2: train", set()),
     ],
 )
 def test_ranks_are_read_from_a_cause(cause, ranks):
@@ -187,6 +191,21 @@ def test_percentiles_and_ratios_of_few_are_the_worst():
     assert ratios(found, spare=True) == {"median": 0.1, "max": 0.1, "n": 1}
     assert ratios(found, spare=False)["max"] == 0.4
     assert ratios([], spare=True) == {"n": 0}
+
+
+@pytest.mark.parametrize(
+    ("values", "grown"),
+    [
+        ([5], 0),
+        ([0, 0, 0, 20, 20, 20, 20], 0),
+        ([0, 20, 20, 20, 20], 0),
+        ([0, 0, 20, 20, 40], 40),
+        ([8, 8, 9], 0),
+    ],
+)
+def test_one_jump_is_no_leak_and_a_slope_is(values, grown):
+    """An allocator grows once; what is lost in each generation grows with them."""
+    assert steady_growth(values) == grown
 
 
 def test_bars_of_correctness_are_missed_one_by_one():
