@@ -35,6 +35,12 @@ def incident_of_last_life(lives_so_far: dict[str, Any], target: str, mark: Guard
         left = replace(Incident.from_json(lives_so_far["incident"]), tokens_lost=lost)
         return Postmortem.of_word(left.pid, actor_id).noted_on(left)
     death = PastDeath.before_this() or PastDeath(0, time.time(), "Ray no longer knows how it ended")
+    return incident_of_death(death, life.number - 1, target, mark)
+
+
+def incident_of_death(death: PastDeath, number: int, target: str, mark: Guarding) -> Incident:
+    """Return the incident of the end of the actor's life ``number``, as Ray saw it."""
+    lost, actor_id = None if mark.role is Role.ROLLOUT else 0, current_life.state.incarnation.actor_id
     exits = (ProcessExit(role=mark.role, pid=death.pid, exitcode=death.exitcode, at=death.at),)
     found = Postmortem.of(death, actor_id)
     fault = Fault(role=mark.role, exits=exits, log=(death.how, *found.log), at=death.at)
@@ -46,10 +52,7 @@ def incident_of_last_life(lives_so_far: dict[str, Any], target: str, mark: Guard
     with harmless("status"):
         incident = replace(incident, notes=(*incident.notes, *last_page(death.pid, death.at)))
     incident = found.noted_on(incident)
-    number, node = (
-        current_life.state.incarnation.number - 1,
-        death.node_id or incident.node,
-    )  # perhaps another one
+    node = death.node_id or incident.node  # perhaps another one
     return replace(incident, pid=death.pid, node=node, incarnation=number, tokens_lost=lost)
 
 

@@ -9,9 +9,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from rayguard.actors.guard.last_death import incident_of_last_life
+from rayguard.actors.guard.last_death import incident_of_death, incident_of_last_life
 from rayguard.actors.life import current_life, incidents, process_group
-from rayguard.actors.life.incarnation import PROCESS_PART, ActorMemory, Incarnation
+from rayguard.actors.life.incarnation import PROCESS_PART, ActorMemory, Incarnation, PastDeath
 from rayguard.actors.life.publishing import guards, reap, record, show_if_asked
 from rayguard.actors.life.retries import user_asked
 from rayguard.actors.mark import Guarding, StateRule, mark_of
@@ -59,6 +59,8 @@ def counted(instance: object) -> tuple[ActorLife, Exception | None]:
     with harmless("incident"):  # the budget must hold, whatever fails here
         earlier_lives.save({"restarts": list(life.restarts), "incident": None})
         _end_unserved(lives_so_far)
+        if mark.watching or mark.state is StateRule.UNSAID:
+            _tell_untold(lives_so_far, name, mark)
         incident = incident_of_last_life(lives_so_far, name, mark)
         earlier_lives.save(word_of(life, incident, served=False))
         if verdict is CallVerdict.REFUSED:
@@ -80,6 +82,16 @@ def _end_unserved(lives_so_far: dict[str, Any]) -> None:
         incident = Incident.from_json(lives_so_far["unserved"])
         told = replace(incident, notes=(*incident.notes, "the life that it led to ended before it served"))
         incidents.record(incidents.closed(told, Outcome.FAILED))
+
+
+def _tell_untold(lives_so_far: dict[str, Any], name: str, mark: Guarding) -> None:
+    """Tell of deaths whose next lives ended before rayguard had arrived in them: Ray began anew each time."""
+    told = (lives_so_far.get("told") or {}).get("pid", 0)
+    for number, death in PastDeath.untold(told):
+        incident = incident_of_death(death, number, name, mark)
+        note = "Ray began it anew; what it held is gone. The life that this led to ended before it could tell"
+        over = incidents.closed(replace(incident, notes=(*incident.notes, note)), Outcome.STATE_LOST)
+        incidents.record(over)
 
 
 def _given_up(incident: Incident, life: ActorLife) -> Incident:

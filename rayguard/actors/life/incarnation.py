@@ -10,12 +10,17 @@ import os
 import re
 import signal
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayguard.harmless import harmless
 from rayguard.ray_internals import kv
 from rayguard.ray_internals.gcs_tables import actor_row, worker_row
 from rayguard.ray_internals.worker import connected_ray, logs_folder, this_actor_id, this_outlives_its_job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rayguard.ray_internals.rows import PastLife
 
 PROCESS_PART = "process"  # of an actor's memory: its restarts, and what ended its last life
 _VERSION = 1
@@ -97,11 +102,24 @@ class PastDeath:
     @classmethod
     def before_this(cls) -> PastDeath | None:
         """Return the death that made this life necessary; None when Ray no longer knows it."""
-        actor_id = this_actor_id()
-        row = actor_row(actor_id) if actor_id else None
-        if row is None or not row.earlier:  # Ray 2.60; older ones do not keep them
-            return None
-        last = row.earlier[-1]
+        earlier = _earlier_lives()
+        return cls._of(earlier[-1]) if earlier else None
+
+    @classmethod
+    def untold(cls, told_pid: int) -> list[tuple[int, PastDeath]]:
+        """Return the deaths between that of process ``told_pid`` and the last one, with their lives' numbers.
+
+        Nobody told of them: the lives that they led to ended before rayguard had arrived in them. All but
+        the last one, where the pid is of none of them.
+        """
+        earlier = _earlier_lives()
+        found = [(number, cls._of(life)) for number, life in enumerate(earlier[:-1])]
+        known = [(number, death) for number, death in found if death is not None]
+        last_told = max((number for number, death in known if death.pid == told_pid), default=-1)
+        return [(number, death) for number, death in known if number > last_told]
+
+    @classmethod
+    def _of(cls, last: PastLife) -> PastDeath | None:
         dead = worker_row(last.worker_id)
         if dead is None:
             return None
@@ -110,6 +128,12 @@ class PastDeath:
         return cls(
             pid=dead.pid, at=dead.at, how=f"{dead.kind}: {dead.said}", exitcode=code, node_id=last.node_id
         )
+
+
+def _earlier_lives() -> Sequence[PastLife]:
+    actor_id = this_actor_id()
+    row = actor_row(actor_id) if actor_id else None
+    return () if row is None else row.earlier  # Ray 2.60; older ones do not keep them
 
 
 def _crash(worker_id: str, pid: int) -> int | None:

@@ -21,7 +21,7 @@ from rayguard.ray_internals.module_names import MACHINERY, user_class
 
 _NOT_USERS = ("rayguard.", *MACHINERY)
 _AFTER_S = 1.0  # the first call has been answered by then, where it is a short one
-_LOOKS, _LOOK_S = 10, 0.02
+_LOOKS, _LOOK_S = 250, 0.02  # for whose process this is: soon, but not where the machine is busy
 
 config: dict[str, Any] = {}
 waiting: list[Late] = []  # not under the guard's own wrappers yet
@@ -35,7 +35,7 @@ def enlist(cls: type) -> None:
     plain = user_class(cls)
     if f"{cls.__module__}.".startswith(_NOT_USERS):
         return
-    start_loading()  # also where its user guards it: for its numbers, and an agent on its node
+    start_loading(of_actor=True)  # also where its user guards it: for its numbers, and an agent on its node
     if getattr(cls, MARK, None) is not None:
         return
     named = config["guard"].get(f"{cls.__module__}:{plain.__qualname__}")
@@ -80,16 +80,18 @@ def _settle() -> None:
         pending_calls.load_guard().settle()
 
 
-def start_loading() -> None:
+def start_loading(*, of_actor: bool = False) -> None:
     """Have what is heavy done in a thread, once in a process, after the first call had its second."""
     global _loading  # noqa: PLW0603 - one thread per process
     if _loading is None:
-        _loading = threading.Thread(target=_load_later, name="rayguard-arriving", daemon=True)
+        _loading = threading.Thread(
+            target=_load_later, args=(of_actor,), name="rayguard-arriving", daemon=True
+        )
         _loading.start()
 
 
-def _load_later() -> None:
-    if not _begun_anew():
+def _load_later(of_actor: bool) -> None:  # noqa: FBT001 - a thread's argument
+    if not (of_actor and _begun_anew()):
         threading.Event().wait(_AFTER_S)
     with harmless("watch"):
         pending_calls.load_guard().everything()

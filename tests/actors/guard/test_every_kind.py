@@ -24,7 +24,7 @@ def apart(monkeypatch, tmp_path):
     monkeypatch.setattr(lazy_watch, "config", asked({"agent": False, "supervisor": False, "memory": False}))
     monkeypatch.setattr(lazy_watch, "waiting", [])
     monkeypatch.setattr(lazy_watch, "arrived", False)
-    monkeypatch.setattr(lazy_watch, "start_loading", lambda: None)
+    monkeypatch.setattr(lazy_watch, "start_loading", lambda **_: None)
     monkeypatch.setattr(pending_calls, "load_guard", lambda: activation)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from rayguard.errors import GaveUpError
 from rayguard.faults.fault import Role
 from rayguard.process.flight import recorder
 from rayguard.ray_internals import kv
+from rayguard.ray_internals.rows import PastLife
 from rayguard.recovery.budget import RestartBudget
 from rayguard.recovery.incident import Incident, Outcome, incident_of
 from rayguard.recovery.policy import GuardPolicy
@@ -342,6 +344,32 @@ def test_tokens_of_an_engine_that_died_with_its_process_are_unknown(life, monkey
     (incident,) = journal()
     assert incident.tokens_lost is lost or incident.tokens_lost == lost
     assert incident.tokens_told == ("0 saved, loss unknown" if lost is None else "0 saved, 0 lost")
+
+
+@pytest.mark.parametrize(
+    ("told", "untold"), [(0, [10, 11]), (10, [11]), (11, []), (12, [10, 11]), (99, [10, 11])]
+)
+def test_deaths_that_no_life_told_of_are_found(monkeypatch, told, untold):
+    """All between the last one that was told and the last of all, which the life that follows it tells."""
+    row = SimpleNamespace(earlier=[PastLife("n", name) for name in ("w10", "w11", "w12")])
+    monkeypatch.setattr(incarnation, "this_actor_id", lambda: "abc")
+    monkeypatch.setattr(incarnation, "actor_row", lambda _: row)
+    dead = {f"w{pid}": SimpleNamespace(pid=pid, at=1.0, said="", kind="SYSTEM_ERROR") for pid in (10, 11, 12)}
+    monkeypatch.setattr(incarnation, "worker_row", dead.get)
+    assert [(number, death.pid) for number, death in PastDeath.untold(told)] == [
+        (pid - 10, pid) for pid in untold
+    ]
+
+
+def test_a_life_tells_of_the_lives_that_ended_before_they_could(life, monkeypatch):
+    """An actor that is only watched: rayguard arrives in a process a moment after it began."""
+    early = PastDeath(pid=66, at=time.time() - 3.0, how="INTENDED_USER_EXIT: sys.exit")
+    monkeypatch.setattr(PastDeath, "untold", staticmethod(lambda told: [] if told == 66 else [(0, early)]))
+    life(2, guard(type("Plain", (), {"__init__": lambda self: None})))
+    found = {incident.pid: incident for incident in journal()}
+    assert set(found) == {66, 77}
+    assert (found[66].outcome, found[66].incarnation) == (Outcome.STATE_LOST, 0)
+    assert any("ended before it could tell" in note for note in found[66].notes)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 from collections import defaultdict
@@ -43,7 +44,8 @@ What the last line (JSON) says:
   steps_lost_max     how often a step was made again at most (1)
   resume_ratio       from the fault to the end of the call that was made again, less a usual step, over the
                      whole-job restart that came before it in the same run (<= 0.1 median, <= 0.3 at most with
-                     spares, <= 0.3 without). Of hangs it counts from when they were found: finding them is
+                     spares, <= 0.3 without), where a process was replaced. Of hangs it counts from when they
+                     were found: finding them is
   hang_detect_p95_s  (<= 10)
   abort_s_p99        from the order to leave a collective until the last rank that could was out (<= 0.5)
   guilty_right       of guilty_n: the incident names who was struck, and nobody else
@@ -55,7 +57,7 @@ Ends with 1 where one of these is missed that does not depend on how busy the ma
 steps_lost_max, guilty_right, with_problems, false_alarms, leaked.
 
 Kinds of faults:
-  {", ".join(kind.value for kind in Kind)}
+{textwrap.indent(textwrap.fill(", ".join(kind.value for kind in Kind), 104), "  ")}
 
 Examples:
   make trials-gang N=50 SEED=1                          all of it, about a quarter of an hour on two idle cores

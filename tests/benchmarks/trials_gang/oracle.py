@@ -171,11 +171,14 @@ def steady_growth(values: Sequence[int]) -> int:
 
 
 def ratios(outcomes: Sequence[Outcome], *, spare: bool) -> dict[str, float | int]:
-    """Return resumes over the whole-job restart that came before each: median, most, number."""
+    """Return resumes over the whole-job restart that came before each, where a process was replaced."""
     found = [
         one.resume_s / one.whole_s
         for one in outcomes
-        if one.whole_s and one.resume_s is not None and bool(one.trial.place.spares) == spare
+        if one.whole_s
+        and one.resume_s is not None
+        and one.trial.kind.replaces
+        and bool(one.trial.place.spares) == spare
     ]
     if not found:
         return {"n": 0}

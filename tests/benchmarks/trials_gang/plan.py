@@ -59,6 +59,11 @@ class Kind(str, Enum):
         """Say whether the others wait."""
         return not self.kills and self is not Kind.RAISE
 
+    @property
+    def replaces(self) -> bool:
+        """Say whether a rank's process is to be replaced; else all live on, and a spare is not needed."""
+        return self not in {Kind.RAISE, Kind.ODD, Kind.SKIPPED}
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -232,7 +232,7 @@ def watching(monkeypatch, tmp_path):
     monkeypatch.setattr(lazy_watch, "config", asked({"agent": False, "supervisor": False, "memory": False}))
     monkeypatch.setattr(lazy_watch, "waiting", [])
     monkeypatch.setattr(lazy_watch, "arrived", False)
-    monkeypatch.setattr(lazy_watch, "start_loading", lambda: None)
+    monkeypatch.setattr(lazy_watch, "start_loading", lambda **_: None)
     monkeypatch.setattr(pending_calls, "load_guard", lambda: activation)
     monkeypatch.setattr(restart, "hands", restart.LifeHands())
     restart.hands.asks = False
@@ -456,7 +456,7 @@ def test_a_class_that_is_guarded_stays_as_its_user_said(watching, monkeypatch):
     import rayguard
 
     begun = []
-    monkeypatch.setattr(lazy_watch, "start_loading", lambda: begun.append(True))
+    monkeypatch.setattr(lazy_watch, "start_loading", lambda **_: begun.append(True))
     cls = rayguard.guard(type("Own", (Bare,), {"__module__": "users.own"}))
     before = cls.add
     lazy_watch.enlist(cls)

@@ -188,6 +188,7 @@ def test_percentiles_and_ratios_of_few_are_the_worst():
     assert percentile([1.0, 3.0, 2.0], 0.95) == 3.0
     whole = zip(PLACES, (1.0, 4.0, 2.0), (10.0, 10.0, None), strict=False)
     found = [Outcome(trial(place=place), resume_s=resume, whole_s=took) for place, resume, took in whole]
+    found.append(Outcome(trial(Kind.ODD), resume_s=0.1, whole_s=10.0))  # nobody was replaced
     assert ratios(found, spare=True) == {"median": 0.1, "max": 0.1, "n": 1}
     assert ratios(found, spare=False)["max"] == 0.4
     assert ratios([], spare=True) == {"n": 0}
