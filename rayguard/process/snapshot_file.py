@@ -143,6 +143,12 @@ class SnapshotFile:
             self._note(place, self._noted[place][:-1] + b"\1" if lost else _NO_CALL)
             self._free.append(place)
 
+    def close(self) -> None:
+        """Close the file and leave it where it is: another one is written from now on."""
+        if self._file is not None:
+            self._file.abandon()
+            self._file = None
+
     def remove(self) -> None:
         """Remove the file: its owner ends for good."""
         if self._file is not None:

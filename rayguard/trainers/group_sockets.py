@@ -45,9 +45,20 @@ class GroupSockets:
         """
         known, now = set(before), open_ends()
         new = [ends for ends in now if ends not in known]
-        others = {near for theirs in share(new) for near, _ in theirs}
+        held = cls(
+            now[ends] for ends in new
+        )  # before the others are waited for: a number may mean another then
+        try:
+            others = {near for theirs in share(new) for near, _ in theirs}
+        except BaseException:
+            held.close()
+            raise
         others -= {near for near, _ in new}  # a connection of this process to itself is nobody else's
-        return cls(now[ends] for ends in new if ends[1] in others)
+        for descriptor, ends in zip(list(held._kept), new, strict=True):
+            if ends[1] not in others:
+                held._kept.remove(descriptor)
+                os.close(descriptor)
+        return held
 
     def __len__(self) -> int:
         """Return how many there are: one for each other rank, where the group is a full mesh."""

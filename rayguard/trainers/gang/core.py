@@ -156,7 +156,6 @@ class GangCore:
                     break
                 if isinstance(_error_of(verdict), StateLostError) and self._go_back(verdict):
                     break
-                self.causes.append(verdict.cause)
         except BaseException as error:
             gang_incidents.closed(incident, error)
             if isinstance(error, GaveUpError):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _FORGET_S = 5.0
 _PUBLISH_S = 60.0
+_IDLE_S = 1.0  # for a call that is about to end
 _BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
 
 
@@ -202,20 +203,29 @@ class TrainerGang:
         )
 
     def close(self) -> None:
-        """End all ranks, give their places back, and remove what they kept. A second call does nothing."""
+        """End all ranks, give their places back, and remove what they kept. A second call does nothing.
+
+        A call that runs in another thread ends with its ranks.
+        """
         import ray  # noqa: PLC0415 - a gang's owner
 
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+        if self._closed:
+            return
+        self._closed = True
+        idle = self._lock.acquire(timeout=_IDLE_S)
+        try:
             with harmless("gang"):
-                self._orders.give(END)
-                self._forget()
-            self._hosts.close()
+                if idle:
+                    self._orders.give(END)
+                    self._forget_elsewhere()
+                self._hosts.close()
+                forget_gang(self._seats.gang)
             if self._weights is not None:
                 with contextlib.suppress(Exception):  # dead already
                     ray.kill(self._weights.holder)
+        finally:
+            if idle:
+                self._lock.release()
 
     def __enter__(self) -> Self:
         """Return the gang; it is closed at the end of the block."""
@@ -231,17 +241,14 @@ class TrainerGang:
         if self._closed:
             raise ConfigError(f"this gang of {self._trainer.__name__} is closed: make another one")
 
-    def _forget(self) -> None:
-        """Have one rank of each node remove what was kept there."""
+    def _forget_elsewhere(self) -> None:
+        """Have one rank of each other node remove what was kept there."""
         import ray  # noqa: PLC0415 - a gang's owner
 
         by_node = {host.node: host for host in self._hosts.alive if host.process is not None}
         others = [host.actor.forget.remote() for node, host in by_node.items() if node != self._hosts.here]
         with contextlib.suppress(Exception):  # busy, or gone: the job's end removes it
             ray.get(others, timeout=_FORGET_S)
-        for host in list(self._hosts.alive):
-            self._hosts.end(host)
-        forget_gang(self._seats.gang)
 
 
 def _check(trainer: object, ranks: object, spares: object, policy: object, backend: object) -> None:

@@ -14,6 +14,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from rayguard.trainers.gang.orders import GENERATION
 from rayguard.trainers.group_sockets import GroupSockets, open_ends
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class RankGeneration:
 
         self.number, self.is_cut = order.generation, False
         self._order = order
-        self._store = PrefixStore(f"generation/{order.generation}", store)
+        self._store = PrefixStore(f"{GENERATION}/{order.generation}", store)
         self._until = time.monotonic() + order.meet_s
         self._met = 0
         self._lock = threading.Lock()

@@ -70,11 +70,18 @@ class GangHosts:
         self._places: list[
             tuple[PlacementGroup, int]
         ] = []  # of each bundle: its placement group, and its index there
+        self.closed = False
         self.make_room(count)
         self.alive: list[GangHost] = []
 
     def start(self, bundle: int) -> GangHost:
-        """Begin to start an actor in a bundle; ``ready`` waits for it."""
+        """Begin to start an actor in a bundle; ``ready`` waits for it.
+
+        Raises:
+            ConfigError: The gang was closed meanwhile.
+        """
+        if self.closed:
+            raise ConfigError("the gang was closed while this call ran")
         import ray  # noqa: PLC0415 - only a gang's owner gets here
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
 
@@ -145,7 +152,8 @@ class GangHosts:
         return [bundle for bundle in range(len(self._places)) if bundle not in taken]
 
     def close(self) -> None:
-        """End all, and give their places back."""
+        """End all, and give their places back. A call that runs in another thread ends, too."""
+        self.closed = True
         from ray.util import remove_placement_group  # noqa: PLC0415 - as above
 
         for host in list(self.alive):

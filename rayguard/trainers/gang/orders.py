@@ -23,6 +23,7 @@ _ROUND = timedelta(days=1)  # one wait of a rank, then it waits on; torch logs e
 _CONNECT_S = 60.0
 _KEPT = 64  # orders that a rank may be behind
 _POLL_S = 0.02
+GENERATION = "generation"  # what the keys of one begin with
 CUT, LOOK, END = "cut", "look", "end"  # leave the collective; say where you stand; follow no more orders
 
 
@@ -74,6 +75,12 @@ class Orders:
         if number >= _KEPT:
             self.store.delete_key(f"order/{number - _KEPT}")
         return number
+
+    def forget_generation(self, number: int) -> None:
+        """Remove what the ranks of an old generation have left in the store: its gang may live for weeks."""
+        for key in self.store.list_keys():
+            if key.startswith(f"{GENERATION}/{number}/"):
+                self.store.delete_key(key)
 
     def answers(self, number: int, names: Iterable[str], *, deadline_s: float) -> dict[str, Any]:
         """Return what these ranks answered to an order in time, by name."""

@@ -102,6 +102,8 @@ class RankHost:
         if order.exact:
             _refuse_inexact(self._trainer)
         if self._state is None or self._state.place != (order.layout, order.rank):
+            if self._state is not None:
+                self._state.close()
             self._state = RankState(order)
         if order.number is None:
             self._state.keep(0, self._trainer)

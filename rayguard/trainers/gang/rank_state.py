@@ -64,6 +64,10 @@ class RankState:
         self._file = SnapshotFile(path_of_rank(order.gang, *self.place), both=True)
         self._checkpoint, self._every = order.checkpoint, order.checkpoint_every
 
+    def close(self) -> None:
+        """Let go of what was kept, and leave it where it is."""
+        self._file.close()
+
     def keep(self, number: int, trainer: object) -> None:
         """Keep the state as it is after ``number`` calls.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rayguard.errors import GaveUpError, RecoveryTimeoutError
+from rayguard.harmless import harmless
 from rayguard.trainers.gang.rank_group import JoinOrder
 from rayguard.trainers.gang.rank_state import new_gang_name
 from rayguard.trainers.gang.rank_watch import Ended, RankWatch
@@ -140,6 +141,10 @@ class GangSeats:
         if all(one.error is None and not one.lost for one in ended.outcomes):
             self._kept = StateLayout(number, tuple(host.node for host in self._ranks))
             self._saved_layout, self.size = layout, len(self._ranks)
+            with harmless("gang"):
+                for old in range(max(0, self._joined), self.generation):
+                    self.orders.forget_generation(old)
+            self._joined = self.generation
             if not self.generation:  # later, once the call is made: a spare that starts takes cores from it
                 self.top_up()
         return ended
@@ -149,6 +154,7 @@ class GangSeats:
         for bundle in self.room.bundles_free()[: max(0, self._wanted.spares - self.spares)]:
             self.room.start(bundle)
 
+    _joined = -1  # the last generation that all joined
     _saved_layout = 0
     _tried_layout = 0
 

@@ -262,3 +262,23 @@ def test_a_spent_budget_tells_the_story(ray):
             one.call("step", 0)
     with pytest.raises(ConfigError, match="closed"):
         one.call("step", 0)
+
+
+def test_a_gang_is_closed_in_the_midst_of_a_call(ray):
+    """From another thread: the call ends with its ranks, and nothing is started any more."""
+    one = rayguard.TrainerGang(small_trainer(), ranks=2, options=CPU)
+    one.call("digest")
+    ended = []
+
+    def call():
+        with pytest.raises((ConfigError, GaveUpError)) as caught:
+            one.call("step", 0, fault=("sleep", 1))
+        ended.append(caught.value)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    threading.Event().wait(1.5)
+    one.close()
+    thread.join(60)
+    assert len(ended) == 1
+    assert not one._hosts.alive
