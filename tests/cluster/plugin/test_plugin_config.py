@@ -153,13 +153,14 @@ class Renamed:
 @pytest.mark.parametrize(
     ("cls", "said", "state", "idempotent"),
     [
-        (object, {}, StateRule.UNSAID, False),
+        (object, {}, StateRule.UNSAID, None),
         (object, {"idempotent": True}, StateRule.UNSAID, True),
-        (object, {"state": "none"}, StateRule.STATELESS, False),
-        (Says, {}, StateRule.RESTORABLE, False),
-        (Says, {"state": "none"}, StateRule.STATELESS, False),
-        (Renamed, {}, StateRule.UNSAID, False),
-        (Renamed, {"state": ("save", "load")}, StateRule.RESTORABLE, False),
+        (object, {"idempotent": False}, StateRule.UNSAID, False),
+        (object, {"state": "none"}, StateRule.STATELESS, None),
+        (Says, {}, StateRule.RESTORABLE, None),
+        (Says, {"state": "none"}, StateRule.STATELESS, None),
+        (Renamed, {}, StateRule.UNSAID, None),
+        (Renamed, {"state": ("save", "load")}, StateRule.RESTORABLE, None),
     ],
 )
 def test_a_named_class_is_what_it_shows_or_what_was_said_of_it(cls, said, state, idempotent):
