@@ -6,6 +6,7 @@ import pytest
 
 from examples.grpo.model import build
 from rayguard import GuardPolicy, RestartBudget, Weights
+from rayguard.engine.vllm import weight_push
 from rayguard.recovery.incident import Outcome
 from tests.engine.real import ENVIRONMENT, PROMPTS, Owner, incidents, told
 
@@ -48,15 +49,14 @@ def answers(owner):
     return told(owner.with_engine(lambda e: e.generate(PROMPTS, params, use_tqdm=False)))
 
 
-def pushes(owner, monkeypatch):
+def pushes(monkeypatch):
     """Return the list that each push from now on adds its version to."""
-    pushed, engine = [], owner._engine_slot.engine(1.0)
-    push = type(engine)._push
-    monkeypatch.setattr(
-        type(engine),
-        "_push",
-        lambda self, sent, *more: pushed.append(sent.version) or push(self, sent, *more),
-    )
+    pushed = []
+    for name in ("push", "push_async"):
+        real = getattr(weight_push, name)
+        monkeypatch.setattr(
+            weight_push, name, lambda core, sent, real=real: pushed.append(sent.version) or real(core, sent)
+        )
     return pushed
 
 
@@ -86,7 +86,7 @@ def test_what_the_engine_proves_to_have_is_not_sent_again(trained, monkeypatch):
     owner, trainer = trained
     trainer.version = "2"
     owner.update_weights()
-    pushed, wanted = pushes(owner, monkeypatch), answers(owner)
+    pushed, wanted = pushes(monkeypatch), answers(owner)
     assert owner.update_weights() == "2"
     assert pushed == []
     assert answers(owner) == wanted

@@ -148,9 +148,13 @@ def test_weights_outlive_the_rank_that_gave_them(ray, gang):
 def test_an_interrupted_call_is_undone(gang):
     """The driver's Ctrl-C comes in the midst of a step: the next call begins from the one before."""
     before = gang.call("digest")
-    threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        gang.call("step", 9, fault=("sleep", 1))
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests side by side ignore it
+    try:
+        threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            gang.call("step", 9, fault=("sleep", 1))
+    finally:
+        signal.signal(signal.SIGINT, usual)
     assert gang.call("digest") == before
 
 
@@ -234,9 +238,11 @@ def test_a_setup_that_raises_on_one_rank(ray):
         rayguard.TrainerGang(small_trainer(), ranks=2, kwargs={"fail_setup": 1}, options=CPU)
     assert kept() == before
     until, pause = time.monotonic() + 30, threading.Event()
-    while ray.available_resources().get("CPU") != free and time.monotonic() < until:
+    while ray.available_resources().get("CPU", 0.0) < free and time.monotonic() < until:
         pause.wait(0.1)
-    assert ray.available_resources()["CPU"] == free
+    assert ray.available_resources()["CPU"] >= free, (
+        "more where an earlier gang's places were still coming back"
+    )
 
 
 def test_no_room(ray):
