@@ -45,6 +45,7 @@ def memory(
 
     `rayguard memory --json | jq '.rows[0]'` is the largest holder.
     """
+    from rayguard.cli.terminal import without_native_lines  # noqa: PLC0415 - as below
     from rayguard.memory.holders import table  # noqa: PLC0415 - `rayguard --version` need not wait for it
     from rayguard.memory.probes.census import Observer  # noqa: PLC0415
 
@@ -52,7 +53,8 @@ def memory(
 
     def look() -> tuple[Census, Table]:
         guarded, watched = _named()
-        census = observer.look(pss=pss, guarded=guarded, watched=watched)
+        with without_native_lines():
+            census = observer.look(pss=pss, guarded=guarded, watched=watched)
         return census, table(census.processes, top=top)
 
     with contextlib.closing(observer), contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends

@@ -6,6 +6,7 @@ Rich never as markup. Rich itself waits until something is shown: `rayguard --ve
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from rayguard.home import VARIABLE
 from rayguard.home import home as home_said
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from rich.console import Console, RenderableType
@@ -148,3 +149,21 @@ def one_line(text: str) -> str:
 def moment(at: float, form: str = "%Y-%m-%dT%H:%M:%S") -> str:
     """Return a wall-clock time as people here read it."""
     return time.strftime(form, time.localtime(at)) if at > 0 else "unknown time"
+
+
+@contextlib.contextmanager
+def without_native_lines() -> Iterator[None]:
+    """Keep off the terminal what Ray's C++ writes of clusters that do not let us in: that is shown as such.
+
+    For a command alone: it changes the descriptor of the process.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -11,6 +11,7 @@ import pytest
 from pseudo_terminal import on_a_terminal
 
 from rayguard.cli.memory_views import show, size
+from rayguard.cli.terminal import without_native_lines
 from rayguard.memory.holders import Holder, Table
 from rayguard.memory.probes.census import Census, Store
 from rayguard.memory.probes.device import DeviceMemory
@@ -176,3 +177,11 @@ def test_a_node_without_ray_and_gpu_says_so(capsys):
 def test_sizes_are_said_as_people_read_them(value, said):
     """In powers of two, named so."""
     assert size(value) == said
+
+
+def test_what_native_code_writes_is_kept_off_the_terminal(capfd):
+    """Ray's C++ tells of each cluster that does not let us in; the line of that node says so."""
+    with without_native_lines():
+        os.write(2, b"gcs_client.cc:210: Failed to get cluster ID\n")
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "after\n"
