@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PROCESS_PART = "process"  # of an actor's memory: its restarts, and what ended its last life
 _VERSION = 1
+_UNTOLD = 16  # deaths that one life tells of, beside the last
 _MAX_BYTES = 256 << 10  # the table lives in the memory of Ray's control process
 _DEADLINE_S = 2.0  # without it a call to a control process that is down waits for a minute
 _ENDLESS = -1
@@ -109,14 +110,16 @@ class PastDeath:
     def untold(cls, told_pid: int) -> list[tuple[int, PastDeath]]:
         """Return the deaths between that of process ``told_pid`` and the last one, with their lives' numbers.
 
-        Nobody told of them: the lives that they led to ended before rayguard had arrived in them. All but
-        the last one, where the pid is of none of them.
+        Nobody told of them: the lives that they led to ended before rayguard had arrived in them. At most 16,
+        the newest; asks Ray for no more than those and the one that was told.
         """
-        earlier = _earlier_lives()
-        found = [(number, cls._of(life)) for number, life in enumerate(earlier[:-1])]
-        known = [(number, death) for number, death in found if death is not None]
-        last_told = max((number for number, death in known if death.pid == told_pid), default=-1)
-        return [(number, death) for number, death in known if number > last_told]
+        found: list[tuple[int, PastDeath]] = []
+        for number, life in [*enumerate(_earlier_lives()[:-1])][: -_UNTOLD - 1 : -1]:
+            death = cls._of(life)
+            if death is not None and death.pid == told_pid:
+                break
+            found += [] if death is None else [(number, death)]
+        return found[::-1]
 
     @classmethod
     def _of(cls, last: PastLife) -> PastDeath | None:

@@ -37,7 +37,12 @@ def path_of(life: Incarnation) -> Path:
 
     Two clusters may share a home, and their jobs have the same ids: its name has that of the session.
     """
-    return _folder() / f"{life.actor_id}-{session_name()}.{'detached' if life.outlives_job else 'snapshot'}"
+    return path_named(life.actor_id, "detached" if life.outlives_job else "snapshot")
+
+
+def path_named(name: str, ending: str = "snapshot") -> Path:
+    """Return where what has this name is kept: an actor's id, or what goes with its job as one does."""
+    return folder() / f"{name}-{session_name()}.{ending}"
 
 
 def go_with_job() -> None:
@@ -83,7 +88,7 @@ def sweep() -> None:
     Raises:
         OSError: The folder cannot be read.
     """
-    found = list(_folder().glob("*"))
+    found = list(folder().glob("*"))
     here, running = session_name(), None
     for path in random.Random().sample(found, min(_MOST, len(found))):  # noqa: S311 - no secret
         match = _NAME.fullmatch(path.name)
@@ -127,5 +132,6 @@ def _abandoned(path: Path) -> bool:
         os.close(file)
 
 
-def _folder() -> Path:
+def folder() -> Path:
+    """Return where snapshots lie on this node."""
     return home() / _FOLDER

@@ -11,11 +11,12 @@ import time
 from typing import TYPE_CHECKING
 
 from rayguard.errors import ConfigError, GangCallError, GaveUpError, StateLostError
+from rayguard.options import meant
 from rayguard.trainers.gang import checkpoint, gang_incidents
 from rayguard.trainers.gang.call_pace import CallPace
 from rayguard.trainers.gang.rank_watch import Ended, RankWatch
 from rayguard.trainers.gang.shares import shares_of
-from rayguard.trainers.gang.verdict import GangVerdict, decide_gang
+from rayguard.trainers.gang.verdict import GangVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -56,7 +57,7 @@ class GangCore:
             _log.warning("rayguard: %s goes on from %s, after %d calls", self.name, disk.folder, disk.number)
             self.number = disk.number
         ended = self._joined(disk)
-        verdict = decide_gang(ended.outcomes, guilty=ended.guilty)
+        verdict = ended.verdict
         if not verdict.ok:
             raise _error_of(verdict) or GaveUpError(self.name, verdict.cause, (), _GANG_ADVICE)
 
@@ -84,7 +85,6 @@ class GangCore:
 
         values = self._made(method, begin, each, deadline_s)
         self.number += 1
-        self._doubtful = ""
         if self._policy.checkpoint is not None and self.number % self._policy.checkpoint_every == 0:
             checkpoint.complete(str(self._policy.checkpoint), self.number, self.seats.size)
         found: list[object] = ray.get(values)
@@ -102,7 +102,6 @@ class GangCore:
             return reply, value
 
         values = self._made("weights", begin, None, None)
-        self._doubtful = ""
         return str(self.number), values[0]
 
     def _made(
@@ -123,9 +122,10 @@ class GangCore:
             self._doubtful = f"{method} was interrupted"
             calls = [begin(host, share) for host, share in zip(hosts, given, strict=True)]
             ended = self._watched(method, hosts, [reply for reply, _ in calls], deadline_s)
-            verdict = decide_gang(ended.outcomes, guilty=ended.guilty)
+            verdict = ended.verdict
             if verdict.ok:
                 self._pace.took(method, ended.waited_s)
+                self._doubtful = ""
                 self.seats.top_up()
                 return [value for _, value in calls]
             causes.append(verdict.cause)
@@ -150,8 +150,7 @@ class GangCore:
                 self._spend(verdict, tried)
                 tried += 1
                 self.seats.fill(replace_all=tried == _REPLACE_ALL)
-                again = self._joined()
-                verdict = decide_gang(again.outcomes, guilty=again.guilty)
+                verdict = self._joined().verdict
                 if verdict.ok:
                     break
                 if isinstance(_error_of(verdict), StateLostError) and self._go_back(verdict):
@@ -177,8 +176,7 @@ class GangCore:
         if disk is None:
             return False
         self.seats.fill()
-        ended = self._joined(disk)
-        if not decide_gang(ended.outcomes, guilty=ended.guilty).ok:
+        if not self._joined(disk).verdict.ok:
             return False
         if disk.number != lost:
             self.number, self._doubtful = disk.number, ""
@@ -205,7 +203,7 @@ class GangCore:
         self.seats.resize(ranks)
         self._doubtful = "the gang was to get another size"
         ended = self._joined()
-        verdict = decide_gang(ended.outcomes, guilty=ended.guilty)
+        verdict = ended.verdict
         if verdict.ok:
             self._doubtful = ""
         else:
@@ -225,7 +223,7 @@ class GangCore:
 
     def _joined(self, disk: checkpoint.DiskState | None = None) -> Ended:
         before = self.seats.size
-        ended = self.seats.join(self.number if disk is None else disk.number, self._policy, disk)
+        ended = self.seats.join(self.number if disk is None else disk.number, disk)
         if before != self.seats.size:
             self._pace.changed()
         return ended
@@ -257,8 +255,6 @@ def checked_method(trainer: type, name: object) -> str:
     Raises:
         ConfigError: There is none of that name, or it is the gang's own.
     """
-    from rayguard.options import meant  # noqa: PLC0415 - only where it is needed
-
     if not isinstance(name, str):
         raise ConfigError(f"TrainerGang.call takes the name of a method, got {name!r}")
     if name.startswith("_") or name == "setup":

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _FIXED = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 1}
 _REFUSED = (*_FIXED, "name", "namespace", "lifetime", "get_if_exists", "concurrency_groups")
-_NOT_PLACED = ("num_cpus", "num_gpus", "resources", "memory", "scheduling_strategy")
-_END_S = 10.0  # until the end of a process that was killed is seen
 
 
 @dataclass(slots=True)
@@ -67,12 +65,10 @@ class GangHosts:
         self.here = _this_node()
         self.last_error: BaseException | None = None  # of an actor that did not come up
         self._groups: list[PlacementGroup] = []
-        self._places: list[
-            tuple[PlacementGroup, int]
-        ] = []  # of each bundle: its placement group, and its index there
+        self._places: list[tuple[PlacementGroup, int]] = []  # of each bundle: where, and its index there
+        self.alive: list[GangHost] = []
         self.closed = False
         self.make_room(count)
-        self.alive: list[GangHost] = []
 
     def start(self, bundle: int) -> GangHost:
         """Begin to start an actor in a bundle; ``ready`` waits for it.
@@ -153,9 +149,9 @@ class GangHosts:
 
     def close(self) -> None:
         """End all, and give their places back. A call that runs in another thread ends, too."""
-        self.closed = True
         from ray.util import remove_placement_group  # noqa: PLC0415 - as above
 
+        self.closed = True
         for host in list(self.alive):
             self.end(host)
         for group in self._groups:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rayguard.faults.diagnosis import Scope
@@ -25,7 +25,6 @@ class RankReply:
     error: bytes | None = None
     end: RankEnd = RankEnd.ANSWERED
     cause: str = ""
-    incident: dict[str, object] = field(default_factory=dict)
 
     def raised(self) -> BaseException | None:
         """Return the error; None where there is none."""
@@ -43,7 +42,7 @@ class RankReply:
 def reply_of(error: Exception, *, after_cut: bool) -> RankReply:
     """Return what an error means. ``after_cut``: this rank had been taken out of what it did."""
     diagnosis = None
-    incident: dict[str, object] = {}
+    incident = None
     if not after_cut:
         with harmless("diagnosis"):
             from rayguard.faults.diagnose import diagnose  # noqa: PLC0415 - loads the catalog, only on failure
@@ -51,15 +50,13 @@ def reply_of(error: Exception, *, after_cut: bool) -> RankReply:
             now = time.time()
             fault = Fault(role=Role.TRAINER, exceptions=facts_of(error, role=Role.TRAINER, at=now), at=now)
             diagnosis = diagnose(fault)
-            incident = Incident.of(fault, diagnosis).to_json()
+            incident = Incident.of(fault, diagnosis)
     end = RankEnd.CUT_OFF if after_cut else _end(diagnosis)
-    if end is RankEnd.RAISED and incident:
-        attach(error, Incident.from_json(incident))
+    if end is RankEnd.RAISED and incident is not None:
+        attach(error, incident)
     where = traceback.extract_tb(error.__traceback__)[-1:]
     at = "".join(f" (line {one.lineno} of {one.filename})" for one in where)
-    return RankReply(
-        error=_packed(error), end=end, cause=f"{type(error).__name__}: {error}{at}", incident=incident
-    )
+    return RankReply(error=_packed(error), end=end, cause=f"{type(error).__name__}: {error}{at}")
 
 
 def _end(diagnosis: Diagnosis | None) -> RankEnd:

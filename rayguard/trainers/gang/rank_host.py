@@ -10,6 +10,7 @@ import gc
 import sys
 import threading
 import traceback
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rayguard.actors.life import process_group
@@ -123,6 +124,7 @@ class RankHost:
             raise GangBrokenError("the rank has not joined")
         if self._order.layout != self._order.from_layout:
             forget_gang(self._order.gang, but_layout=self._order.layout)
+            self._order = replace(self._order, from_layout=self._order.layout)  # once, and not at each call
         answer = bare(self._trainer, method)(*args, **kwargs)
         self._state.keep(number, self._trainer)
         return answer

@@ -11,10 +11,10 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rayguard.actors.life import snapshot_files
 from rayguard.actors.life.saved_state import call_on
 from rayguard.actors.methods import bare, state_methods
 from rayguard.errors import StateLostError
-from rayguard.home import home
 from rayguard.process import state_bytes
 from rayguard.process.snapshot_file import SnapshotFile, read_snapshot
 from rayguard.ray_internals.object_refs import unpinned
@@ -39,21 +39,14 @@ def path_of_rank(gang: str, layout: int, rank: int) -> Path:
     """
     import ray  # noqa: PLC0415 - a rank or its owner runs here
 
-    from rayguard.ray_internals.worker import session_name  # noqa: PLC0415 - as above
-
-    job = ray.get_runtime_context().get_job_id()
-    return _folder() / f"{gang}{layout:03x}{rank:05x}{job}-{session_name()}.snapshot"
+    return snapshot_files.path_named(f"{gang}{layout:03x}{rank:05x}{ray.get_runtime_context().get_job_id()}")
 
 
 def forget_gang(gang: str, *, but_layout: int | None = None) -> None:
     """Remove what ranks of a gang have kept on this node, but for those of one layout."""
-    for path in _folder().glob(f"{gang}*.snapshot*"):
+    for path in snapshot_files.folder().glob(f"{gang}*.snapshot*"):
         if but_layout is None or path.name[len(gang) :][:3] != f"{but_layout:03x}":
             path.unlink(missing_ok=True)
-
-
-def _folder() -> Path:
-    return home() / "snapshots"
 
 
 class RankState:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rayguard.trainers.gang.orders import CUT, LOOK
-from rayguard.trainers.gang.verdict import RankEnd, RankOutcome
+from rayguard.trainers.gang.verdict import GangVerdict, RankEnd, RankOutcome, decide_gang
 from rayguard.trainers.guilty_rank import STOPPED, RankEvidence, guilty_ranks
 
 if TYPE_CHECKING:
@@ -36,9 +36,13 @@ class Ended:
 
     outcomes: tuple[RankOutcome, ...]
     guilty: str = ""
-    ranks: tuple[int, ...] = ()
     waited_s: float = 0.0
     cut_s: float = 0.0
+
+    @property
+    def verdict(self) -> GangVerdict:
+        """What to do about it."""
+        return decide_gang(self.outcomes, guilty=self.guilty)
 
 
 class RankWatch:
@@ -74,7 +78,7 @@ class RankWatch:
             self._cut(pending, found, generation, leave_s, frozenset(ranks))
         outcomes = tuple(found[rank] for rank in sorted(found))
         cut_s = time.monotonic() - began - waited_s
-        return Ended(outcomes=outcomes, guilty=guilty, ranks=ranks, waited_s=waited_s, cut_s=cut_s)
+        return Ended(outcomes=outcomes, guilty=guilty, waited_s=waited_s, cut_s=cut_s)
 
     def _waited(
         self,

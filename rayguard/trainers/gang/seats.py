@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StateLayout:
-    """Where the state of the last call lies: ``kept_by`` has the node of each rank's part."""
-
-    number: int
-    kept_by: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class GangSize:
     """What the user asked for."""
 
@@ -48,7 +40,9 @@ class GangSeats:
         self.size, self.generation = wanted.ranks, -1
         self._name, self._wanted, self._policy = name, wanted, policy
         self._ranks: list[GangHost] = []
-        self._kept: StateLayout | None = None  # None: no rank has a state yet
+        self._kept_by: tuple[str, ...] = ()  # the nodes of the ranks' states; none: there are no states yet
+        self._joined = -1  # the last generation that all joined
+        self._saved_layout = self._tried_layout = 0
 
     def taken(self) -> list[GangHost]:
         """Return the ranks' actors, in their order."""
@@ -103,7 +97,7 @@ class GangSeats:
             for host in leaving:  # what they keep stays on their nodes
                 self.room.end(host)
 
-    def join(self, number: int, policy: GangPolicy, disk: DiskState | None = None) -> Ended:
+    def join(self, number: int, disk: DiskState | None = None) -> Ended:
         """Let all ranks begin a new generation, in the state of ``number`` calls; say what became of it.
 
         That is what they keep, or what is on ``disk``.
@@ -111,7 +105,7 @@ class GangSeats:
         if not self._ranks:
             self.fill()
         self.generation += 1
-        layout, kept = self._layout(anew=disk is not None), self._kept
+        layout, policy = self._layout(anew=disk is not None), self._policy
         orders = [
             JoinOrder(
                 gang=self.gang,
@@ -122,8 +116,8 @@ class GangSeats:
                 exact=policy.exact,
                 layout=layout,
                 from_layout=self._saved_layout,
-                number=None if kept is None and disk is None else number,
-                kept_by=() if kept is None else kept.kept_by,
+                number=number if self._kept_by or disk else None,
+                kept_by=self._kept_by,
                 meet_s=policy.setup_s,
                 disk=disk,
                 checkpoint="" if policy.checkpoint is None else os.path.abspath(policy.checkpoint),  # noqa: PTH100 - of a node's file system
@@ -138,8 +132,8 @@ class GangSeats:
             over_s=policy.setup_s,
             leave_s=policy.leave_s,
         )
-        if all(one.error is None and not one.lost for one in ended.outcomes):
-            self._kept = StateLayout(number, tuple(host.node for host in self._ranks))
+        if ended.verdict.ok:
+            self._kept_by = tuple(host.node for host in self._ranks)
             self._saved_layout, self.size = layout, len(self._ranks)
             with harmless("gang"):
                 for old in range(max(0, self._joined), self.generation):
@@ -154,14 +148,9 @@ class GangSeats:
         for bundle in self.room.bundles_free()[: max(0, self._wanted.spares - self.spares)]:
             self.room.start(bundle)
 
-    _joined = -1  # the last generation that all joined
-    _saved_layout = 0
-    _tried_layout = 0
-
     def _layout(self, *, anew: bool) -> int:
         """Return the number under which ranks are to keep their state: a new one where it is shared anew."""
-        same = self._kept is None or len(self._kept.kept_by) == len(self._ranks)
-        if same and not anew:
+        if len(self._kept_by) in (0, len(self._ranks)) and not anew:
             return self._saved_layout
         self._tried_layout = max(self._tried_layout, self._saved_layout) + 1
         return self._tried_layout

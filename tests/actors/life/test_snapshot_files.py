@@ -45,7 +45,7 @@ def knows(monkeypatch, tmp_path):
 
 def left(actor="a", job=OURS, session=HERE, ending="snapshot", home=None):
     """Leave a file as a dead process does; return its path."""
-    folder = snapshot_files._folder() if home is None else home / "snapshots"
+    folder = snapshot_files.folder() if home is None else home / "snapshots"
     folder.mkdir(mode=0o700, exist_ok=True, parents=True)
     path = folder / f"{actor * 24}{job}-{session}.{ending}"
     path.write_bytes(b"state")
