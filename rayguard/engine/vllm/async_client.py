@@ -10,7 +10,8 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from rayguard.engine.vllm.client import PUT_DOWN_S, HealingClient
-from rayguard.engine.vllm.door.core_calls import wake
+from rayguard.engine.vllm.door.core_calls import LOOK_S, refused_at_its_end, wake
+from rayguard.engine.vllm.door.unasked_ends import STAYS_S
 from rayguard.engine.vllm.kept.condition import replay_async
 from rayguard.errors import ConfigError, WeightsError
 
@@ -128,6 +129,12 @@ class AsyncHealingClient(HealingClient):
                 raise refusal from error
             await self._healed(error, core)
 
+    async def _gone(self, core: EngineCoreClient) -> bool:
+        until = time.monotonic() + STAYS_S
+        while not self._is_gone(core) and time.monotonic() < until:  # noqa: ASYNC110 - vLLM's own flag
+            await asyncio.sleep(LOOK_S)
+        return self._is_gone(core)
+
     def _call(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
         if not name.endswith("_async"):
             return function
@@ -139,6 +146,8 @@ class AsyncHealingClient(HealingClient):
                 try:
                     return await self._method(core, name)(*args, **kwargs)
                 except Exception as error:
+                    if refused_at_its_end(error) and await self._gone(core):
+                        continue  # to whom comes next, which a client that knows its core as dead waits for
                     if not self._made_again(name, args, error, core):
                         raise
                     await self._healed(error, core)

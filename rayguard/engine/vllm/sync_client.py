@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from rayguard.engine.vllm.client import PUT_DOWN_S, HealingClient
-from rayguard.engine.vllm.door.core_calls import wake
+from rayguard.engine.vllm.door.core_calls import LOOK_S, refused_at_its_end, wake
+from rayguard.engine.vllm.door.unasked_ends import STAYS_S
 from rayguard.engine.vllm.kept.condition import replay
 from rayguard.engine.vllm.patch import wrap
 from rayguard.engine.vllm.questions.canary_answer import CanaryQuestion, read
@@ -184,6 +186,12 @@ class SyncHealingClient(HealingClient):
         finally:
             self._coming -= 1
 
+    def _gone(self, core: EngineCoreClient) -> bool:
+        until = time.monotonic() + STAYS_S
+        while not self._is_gone(core) and time.monotonic() < until:
+            threading.Event().wait(LOOK_S)
+        return self._is_gone(core)
+
     def _call(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(function)
         def call(*args: object, **kwargs: object) -> object:
@@ -192,6 +200,8 @@ class SyncHealingClient(HealingClient):
                 try:
                     return self._method(core, name)(*args, **kwargs)
                 except Exception as error:
+                    if refused_at_its_end(error) and self._gone(core):
+                        continue  # to whom comes next, which a client that knows its core as dead waits for
                     if not self._made_again(name, args, error, core):
                         raise
                     self._report(error, core).result(self.patience_s)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
+from rayguard.engine.vllm import sync_client
 from rayguard.engine.vllm.async_client import AsyncHealingClient
 from rayguard.engine.vllm.door import unasked_ends
 from rayguard.engine.vllm.sync_client import SyncHealingClient
@@ -102,3 +105,77 @@ def test_an_end_that_its_owner_asked_for_passes():
     client._forget(["a"])
     core.outputs_queue.put(outputs(("a", "ABORT"), ("b", "LENGTH")))
     assert ended(client.get_output()) == [("a", "ABORT"), ("b", "LENGTH")]
+
+
+class Ending:
+    """A core that was told to end: it makes no call any more, and is known as dead a moment later."""
+
+    encoder = None
+
+    def __init__(self, made, dies=True):
+        self.resources, self.made, self.refused = SimpleNamespace(engine_dead=False), made, 0
+        self.dies = dies
+
+    def pin_lora(self, number):
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self.resources.engine_dead:
+            raise EngineDeadError
+        self.refused += 1
+        threading.Timer(0.1, lambda: setattr(self.resources, "engine_dead", self.dies)).start()
+        raise Exception("Server shutting down")  # noqa: TRY002 - as vLLM does
+
+    async def pin_lora_async(self, number):
+        return self.pin_lora(number)
+
+
+class Next(Ending):
+    """The one that takes over."""
+
+    def pin_lora(self, number):
+        self.made.append(number)
+        return number == 7
+
+
+def ending_pair(kind):
+    """Return a stand-in whose core ends, what the next one was called with, and what was reported."""
+    made, reported = [], []
+    core = Ending(made)
+
+    def report(error, life):
+        reported.append(type(error).__name__)
+        client.go_to(Next(made))
+        healed = Future()
+        healed.set_result(None)
+        return healed
+
+    client = kind(core, SimpleNamespace(request_states={}), report, 5.0)
+    return client, core, made, reported
+
+
+def test_a_call_that_an_ending_core_refused_is_made_to_the_next_sync():
+    """It did not happen, so it may: and the fault is the core's end, not the text of that refusal."""
+    client, core, made, reported = ending_pair(SyncHealingClient)
+    assert client.pin_lora(7) is True
+    assert (core.refused, made, reported) == (1, [7], ["EngineDeadError"])
+
+
+def test_a_call_that_an_ending_core_refused_is_made_to_the_next_async():
+    """The same on its loop."""
+    client, core, made, reported = ending_pair(AsyncHealingClient)
+
+    async def play():
+        return await client.pin_lora_async(7)
+
+    assert asyncio.run(play()) is True
+    assert (core.refused, made, reported) == (1, [7], ["EngineDeadError"])
+
+
+def test_a_core_that_refuses_calls_and_stays_is_believed(monkeypatch):
+    """Its callers get what they get of bare vLLM, and nothing is replaced."""
+    monkeypatch.setattr(sync_client, "STAYS_S", 0.2)
+    client, core, made, reported = ending_pair(SyncHealingClient)
+    core.dies = False
+    with pytest.raises(Exception, match=r"^Server shutting down$"):
+        client.pin_lora(7)
+    assert (core.refused, made, reported) == (1, [], [])

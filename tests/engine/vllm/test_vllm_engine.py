@@ -178,6 +178,18 @@ def test_a_core_that_is_told_to_end_cuts_no_answer_short(harness, undisturbed):
     assert incident.tokens_lost == 0
 
 
+def test_a_worker_that_is_told_to_end_costs_no_token(harness, undisturbed):
+    """SIGTERM: it ends with exit code 0, as if it had nothing left to do, and its core with it."""
+    before = len(incidents())
+    with harness.owner.struck("worker", signal.SIGTERM, after_tokens=200):
+        outputs = harness.generate(PROMPTS, greedy())
+    assert told(outputs) == undisturbed
+    (incident,) = incidents()[before:]
+    assert (incident.kind, incident.scope, incident.outcome) == ("engine_dead", "engine", Outcome.RECOVERED)
+    assert incident.tokens_saved >= 200
+    assert incident.tokens_lost == 0
+
+
 def test_who_pauses_with_abort_gets_what_there_is(harness):
     """The owner's own word: the answers end where they are, as without rayguard, and nothing is replaced."""
     before = len(incidents())

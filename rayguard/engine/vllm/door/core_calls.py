@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from rayguard.engine.vllm.interfaces import EngineCoreClient, EngineCoreOutput, EngineCoreOutputs
 
 _NEVER_SENT = frozenset({"EngineDeadError", "ZMQError"})  # raised by a client that knows its core as dead
+# What a core that was told to end answers calls with: it does not make them, and goes as soon as what runs
+# has ended (vllm/v1/engine/core.py: _reject_utility_in_shutdown).
+_ENDING = ("Server shutting down",)
+LOOK_S = 0.05  # between two looks whether it has gone
 
 
 def wake(core: EngineCoreClient, error: Exception) -> None:
@@ -33,6 +37,11 @@ def wake(core: EngineCoreClient, error: Exception) -> None:
     queue = getattr(core, "outputs_queue", None)
     if queue is not None:
         queue.put_nowait(error)
+
+
+def refused_at_its_end(error: Exception) -> bool:
+    """Say whether ``error`` is what a core that ends answers with to calls that it does not make."""
+    return type(error) is Exception and error.args == _ENDING
 
 
 class CoreCalls:
@@ -74,6 +83,9 @@ class CoreCalls:
         """Return a method that goes on with the next core where it may."""
         raise NotImplementedError
 
+    def _is_gone(self, core: EngineCoreClient) -> bool:
+        return core is not self.core or bool(getattr(getattr(core, "resources", None), "engine_dead", False))
+
     def _made_again(
         self, name: str, given: Sequence[object], error: Exception, core: EngineCoreClient
     ) -> bool:
@@ -82,8 +94,7 @@ class CoreCalls:
         It is where it never reached ``core``, or only reads and was not there at too many deaths.
         """
         cut_off = any(error is known for known in self._interrupts)
-        dead = core is not self.core or getattr(getattr(core, "resources", None), "engine_dead", False)
-        if dead and not cut_off and type(error).__name__ in _NEVER_SENT:
+        if self._is_gone(core) and not cut_off and type(error).__name__ in _NEVER_SENT:
             return True
         if cut_off and only_reads(name) and name.removesuffix("_async") not in self._not_again:
             return True
