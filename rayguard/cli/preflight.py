@@ -72,7 +72,7 @@ def preflight(  # noqa: PLR0913 - one option each
 
     `rayguard preflight --address auto` for the versions of a cluster's nodes.
     """
-    from rayguard.preflight_checks.dialects.values import value_of  # noqa: PLC0415 - `--help` need not wait
+    from rayguard.dialects.values import value_of  # noqa: PLC0415 - `--help` need not wait
     from rayguard.preflight_checks.report import preflight as check  # noqa: PLC0415
 
     settings: dict[str, Any] = {"gpus": gpus, "nodes": nodes}

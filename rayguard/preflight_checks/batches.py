@@ -12,7 +12,7 @@ from rayguard.preflight_checks.finding import PreflightFinding, error
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rayguard.preflight_checks.settings import JobSettings
+    from rayguard.dialects.job_settings import JobSettings
 
 _NEAR = 100  # multiples that are tried below and above
 

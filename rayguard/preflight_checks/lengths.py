@@ -10,8 +10,8 @@ from rayguard.preflight_checks.finding import PreflightFinding, error, warning
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rayguard.dialects.job_settings import JobSettings
     from rayguard.preflight_checks.model import ModelFacts
-    from rayguard.preflight_checks.settings import JobSettings
 
 
 def check(job: JobSettings, model: ModelFacts | None) -> Iterator[PreflightFinding]:
@@ -31,7 +31,13 @@ def _engine(job: JobSettings) -> Iterator[PreflightFinding]:
             max_model_len=length,
         )
     needed = limit or length
-    if batched is not None and needed is not None and batched < needed and not job.chunked_prefill:
+    raised = job.framework == "verl"  # by itself, to what is needed
+    if (
+        batched is not None
+        and needed is not None
+        and batched < needed
+        and not (job.chunked_prefill or raised)
+    ):
         yield error(
             "length.batched_tokens",
             f"{job.name('max_num_batched_tokens')}={batched} is less than {needed} tokens of one request, "

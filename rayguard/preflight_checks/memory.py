@@ -13,9 +13,9 @@ from rayguard.preflight_checks.machine import GIB
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rayguard.dialects.job_settings import JobSettings
     from rayguard.preflight_checks.machine import MachineFacts
     from rayguard.preflight_checks.model import ModelFacts
-    from rayguard.preflight_checks.settings import JobSettings
 
 _MASTER, _GRADIENT, _ADAM, _ENGINE = 4, 4, 8, 2  # bytes of a parameter: fp32 training, 16 bit serving
 _RAY_KILLS_AT = 0.95  # of the host's memory

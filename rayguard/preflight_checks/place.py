@@ -10,8 +10,8 @@ from rayguard.preflight_checks.machine import GIB, SHM
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rayguard.dialects.job_settings import JobSettings
     from rayguard.preflight_checks.machine import MachineFacts
-    from rayguard.preflight_checks.settings import JobSettings
 
 _FEW_FILES, _FEW_PROCESSES = 8192, 4096
 _LITTLE_SHM, _LITTLE_DISK = GIB, 10 * GIB

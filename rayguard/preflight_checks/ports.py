@@ -5,14 +5,14 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from rayguard.dialects.job_settings import LAST_PORT
 from rayguard.preflight_checks.finding import PreflightFinding, error, warning
-from rayguard.preflight_checks.settings import LAST_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from rayguard.dialects.job_settings import JobSettings
     from rayguard.preflight_checks.listening import PortFacts
-    from rayguard.preflight_checks.settings import JobSettings
 
 _FIRST = 1024  # below, one must be root
 _ELSEWHERE = 20_000  # above Ray's workers, below what Linux hands out unless told otherwise

@@ -6,18 +6,19 @@ import os
 import re
 import shlex
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayguard.dialects import easyr1, options
+from rayguard.dialects.dialect import Command
+from rayguard.dialects.job_settings import JobSettings, settings_of
+from rayguard.dialects.known import dialect_of
 from rayguard.errors import ConfigError
 from rayguard.preflight_checks import batches, lengths, memory, place, ports, versions, weight_sync
-from rayguard.preflight_checks.dialects import easyr1, openrlhf, options
 from rayguard.preflight_checks.finding import Level, PreflightFinding
 from rayguard.preflight_checks.listening import port_facts
 from rayguard.preflight_checks.machine import MachineFacts, this_machine
 from rayguard.preflight_checks.model import model_facts
 from rayguard.preflight_checks.node_versions import connected_here, of_cluster
-from rayguard.preflight_checks.settings import JobSettings, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _ORDER = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _SHELL = frozenset({"&&", "||", ";", "|", "&"})
+_UNEVEN = frozenset({"verl", "OpenRLHF"})  # they pad, or split unevenly: a size that does not divide is fine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +126,12 @@ def _job(
 
 
 def _spoken(words: list[str], environment: dict[str, str]) -> tuple[JobSettings, Spelling]:
-    if easyr1.speaks(words):
-        return easyr1.read(words, Path.cwd()), easyr1.write
-    if openrlhf.speaks(words):
-        job = openrlhf.read(words)
-        return job, openrlhf.writer(job)
+    command = Command(words=tuple(words), environment=environment)
+    dialect = dialect_of(command)
+    if dialect is not None:
+        return dialect.settings(command), dialect.write
     if words:
-        job = options.read(words, environment)
-        return job, options.write_for_swift if job.framework else options.write
+        return options.read(words, environment), options.write
     return JobSettings(), _plainly
 
 
@@ -144,7 +144,11 @@ def _checked(
 ) -> PreflightReport:
     model = None if job.model is None else model_facts(job.model, job.tokenizer)
     found = [
-        *batches.check(job),
+        *(
+            one
+            for one in batches.check(job)
+            if job.framework not in _UNEVEN or not one.id.startswith("batch.")
+        ),
         *lengths.check(job, model),
         *memory.check(job, model, machine),
         *place.check(job, machine),

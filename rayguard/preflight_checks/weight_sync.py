@@ -15,8 +15,8 @@ from rayguard.preflight_checks.finding import PreflightFinding, error, warning
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rayguard.dialects.job_settings import JobSettings
     from rayguard.preflight_checks.machine import MachineFacts
-    from rayguard.preflight_checks.settings import JobSettings
 
 _ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"  # vLLM reads no other name
 _ALWAYS_NCCL_SINCE = (0, 8, 9)  # OpenRLHF, whatever the backend (its pull request 1100)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rayguard
+from rayguard.dialects.job_settings import JobSettings
 from rayguard.errors import ConfigError
 from rayguard.preflight_checks.machine import MachineFacts
-from rayguard.preflight_checks.settings import JobSettings
 
 NAMES = [one.name for one in dataclasses.fields(JobSettings) if one.name != "spelled"]
 ODD = (

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayguard.dialects.job_settings import JobSettings
 from rayguard.preflight_checks import batches
-from rayguard.preflight_checks.settings import JobSettings
 
 
 def found(**settings):

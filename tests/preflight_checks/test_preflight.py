@@ -9,14 +9,16 @@ import sys
 import pytest
 
 import rayguard
+from rayguard.dialects.job_settings import JobSettings
 from rayguard.errors import ConfigError
 from rayguard.preflight_checks import memory, place
 from rayguard.preflight_checks.finding import Level
 from rayguard.preflight_checks.machine import MachineFacts, this_machine
 from rayguard.preflight_checks.model import ModelFacts, model_facts
-from rayguard.preflight_checks.settings import JobSettings
 
 EASYR1 = "python3 -m verl.trainer.main"
+VERL = "actor_rollout_ref.rollout"
+OPENRLHF = "python3 -m openrlhf.cli.train_ppo_ray --colocate_all_models"
 GIB = 1 << 30
 ROOMY = MachineFacts(
     memory=2000 * GIB, shm=1000 * GIB, disk=1000 * GIB, open_files=1 << 20, processes=1 << 20
@@ -115,6 +117,9 @@ def test_the_published_failures_are_found_from_the_command_that_caused_them(conf
         f"{EASYR1} config=c.yaml",
         f"env A=1 {EASYR1} config=c.yaml worker.actor.optim.lr=1e-6 trainer.logger=[console]",
         "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --use_vllm true --vllm_mode server --async_generate true",
+        "python3 -m verl.trainer.main_ppo data.train_batch_size=1000 trainer.n_gpus_per_node=6",
+        f"python3 -m verl.trainer.main_ppo {VERL}.enable_chunked_prefill=False {VERL}.max_num_batched_tokens=256",
+        f"{OPENRLHF} --actor_num_gpus_per_node 6 --vllm_num_engines 6 --rollout_batch_size 1000",
         "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 train.py",
         "CUDA_VISIBLE_DEVICES=0,1 python -m torch.distributed.run --nproc_per_node 2 train.py",
         "CUDA_VISIBLE_DEVICES=0,1 accelerate launch train.py",

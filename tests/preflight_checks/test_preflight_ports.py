@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rayguard
+from rayguard.dialects import port_options
+from rayguard.dialects.job_settings import JobSettings
 from rayguard.errors import ConfigError
 from rayguard.preflight_checks import ports
-from rayguard.preflight_checks.dialects import port_options
 from rayguard.preflight_checks.listening import PortFacts, port_facts
-from rayguard.preflight_checks.settings import JobSettings
 
 QUIET = PortFacts(ephemeral=(32_768, 60_999))
 NAMED = [

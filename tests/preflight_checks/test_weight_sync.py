@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import rayguard
+from rayguard.dialects.job_settings import JobSettings
 from rayguard.preflight_checks import weight_sync
 from rayguard.preflight_checks.finding import Level
 from rayguard.preflight_checks.machine import MachineFacts
-from rayguard.preflight_checks.settings import JobSettings
 
 ORLHF = "python3 -m openrlhf.cli.train_ppo_ray"
 TRL = "accelerate launch --num_processes 2 train.py --use_vllm"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeGuard
 
-from rayguard.preflight_checks.dialects.values import value_of
-from rayguard.preflight_checks.dialects.words import options_of, program_of, serves_here
-from rayguard.preflight_checks.settings import LAST_PORT
+from rayguard.dialects.job_settings import LAST_PORT
+from rayguard.dialects.values import value_of
+from rayguard.dialects.words import options_of, program_of, serves_here
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

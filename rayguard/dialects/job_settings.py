@@ -1,6 +1,6 @@
 """The settings of a job in plain words, whichever framework it is for; None is what nobody said.
 
-What a command or a file says of them is read in ``rayguard.preflight_checks.dialects``.
+How each framework spells them is its own file's beside this one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ class JobSettings:
     tensor_parallel: int = 1
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
     chunked_prefill: bool | None = None
+    enable_prefix_caching: bool | None = None
+    async_scheduling: bool | None = None
+    enforce_eager: bool | None = None
     gpu_memory_utilization: float | None = None
     vllm_mode: str | None = None  # "server" or "colocate"
     async_generate: bool = False
@@ -100,14 +104,23 @@ def settings_of(given: Mapping[str, object], *, spelled: Mapping[str, str] | Non
         ConfigError: There is no such setting, or it is of another kind.
     """
     spelled = spelled or {}
+    return JobSettings(**checked(given, spelled), spelled=spelled)  # type: ignore[arg-type]
+
+
+def checked(given: Mapping[str, object], spelled: Mapping[str, str]) -> dict[str, object]:
+    """Return settings by their plain names, each as it is kept.
+
+    Raises:
+        ConfigError: There is no such setting, or it is of another kind.
+    """
     known = [one.name for one in dataclasses.fields(JobSettings) if one.name != "spelled"]
     taken: dict[str, object] = {}
     for name, value in given.items():
         if name not in known:
             write = meant(name, known) or f": there are {', '.join(known)}"
-            raise ConfigError(f"preflight knows no setting {name!r}{write}")
+            raise ConfigError(f"no setting is called {name!r}{write}")
         taken[name] = _checked(spelled.get(name, name), name, value)
-    return JobSettings(**taken, spelled=spelled)  # type: ignore[arg-type]
+    return taken
 
 
 def _checked(called: str, name: str, value: object) -> object:
