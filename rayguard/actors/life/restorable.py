@@ -58,6 +58,7 @@ class StateKeeper:
         self._lock = threading.RLock()  # methods of a threaded actor end side by side
         self._running: set[str] = set()
         self._unnamed = 0  # calls that no task of Ray's has made
+        self._left: list[tuple[str, int]] = []  # calls, and their places, that said `sys.exit`
         self._answers: dict[str, bytes | None] = dict(before.answers) if before else {}
         self._told = self._failed = False
         self._keeping = False  # `state_dict` may call guarded methods
@@ -81,15 +82,19 @@ class StateKeeper:
     def ended(self, place: int, name: str, answer: object = None) -> None:
         """A call has ended: with an ``Answer``, or with the error that is raised now.
 
-        ``sys.exit`` is no answer: it ends the process, so the call is one that a death cut off.
+        ``sys.exit`` is no answer: it ends the process, so the call is one that a death cut off. Others that
+        run beside it end before their process does, and are kept, with what it had done by then.
         """
         error = sys.exc_info()[1]
-        if place == _WITHIN or isinstance(error, SystemExit):
+        if place == _WITHIN:
             return
         with harmless("snapshot"), self._lock:
             call = current_task()
             self._running.discard(call)
             self._unnamed -= not call
+            if isinstance(error, SystemExit):
+                self._left.append((call, place))
+                return
             if call:  # a call of the user's own thread is repeated by nobody
                 self._answers.pop(call, None)
                 self._answers[call] = _packed(error if answer is None else answer)
@@ -115,6 +120,11 @@ class StateKeeper:
     def _keep(self, ending: int = 0) -> None:
         self._keeping = True
         try:
+            for call, place in self._left:
+                if call:
+                    self._answers[call] = None
+                self._file.ended(place)
+            self._left.clear()
             kept = (self._state(), self._answers)
             with unpinned():
                 parts = state_bytes.to_parts(kept)

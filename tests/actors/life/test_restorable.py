@@ -1,5 +1,6 @@
 """What an actor's state is kept by, without Ray: which moment is kept, and what a death would find."""
 
+import sys
 import threading
 import time
 
@@ -115,6 +116,36 @@ def called(keeper, counter, task, name):
     place = keeper.begun("step")
     counter.n += 1
     keeper.ended(place, "step")
+
+
+def leaves(keeper, place, task, name):
+    """End a call by `sys.exit`, as the wrappers see it."""
+    task.append(name)
+    try:
+        sys.exit(3)
+    except SystemExit:
+        keeper.ended(place, name)
+
+
+def test_what_ends_beside_a_call_that_leaves_is_kept(task):
+    """Its process goes on until the others have ended; they were answered, so the next life has what they did."""
+    counter = Counter()
+    keeper = restorable.StateKeeper(counter, HERE)
+    keeper.keep()
+    task.append("leaving")
+    leaving = keeper.begun("leaves")
+    task.append("beside")
+    beside = keeper.begun("step")
+    leaves(keeper, leaving, task, "leaving")
+    assert kept() == (0, 0, {"leaving", "beside"}), "a call that leaves is one that a death cut off"
+    counter.n += 1
+    task.append("beside")
+    keeper.ended(beside, "step", Answer(1))
+    assert kept() == (1, 0, set())
+    found = restorable.found(HERE)
+    assert found.tasks == {"leaving", "beside"}
+    assert found.to("beside") == Answer(1)
+    assert found.to("leaving") is None, "what it did by then is in the state: it is not made again"
 
 
 @guard(policy=GuardPolicy(snapshot=SnapshotPolicy(every_calls=3)))
