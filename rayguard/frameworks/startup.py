@@ -1,0 +1,67 @@
+"""Switches the hooks of frameworks on, in this process and in what a command starts.
+
+A command that is started with ``environment`` has each Python of it come by ``on_path/sitecustomize.py``, and
+that asks ``attach_if_asked``: functions then wait for the modules of frameworks, and most processes import
+none of them. Loads the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayguard.frameworks.after_import import after_import
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import ModuleType
+
+SWITCH = "RAYGUARD_FRAMEWORKS"  # "on", or anything that is none of these:
+_OFF = frozenset({"", "0", "off", "no", "none"})
+ON_PATH = Path(__file__).parent / "on_path"
+# A module of a framework -> what is done once it has been imported, as "module:function".
+HOOKS = {
+    "transformers.trainer": "rayguard.frameworks.trl.every_trainer:add_to_every_trainer",
+    "trl.generation.vllm_client": "rayguard.frameworks.trl.client:guard_module",
+    "trl.extras.vllm_client": "rayguard.frameworks.trl.client:guard_module",  # up to TRL 0.2x
+    "swift.callbacks.mapping": "rayguard.frameworks.swift.callback:register",
+    "swift.rlhf_trainers.vllm_client": "rayguard.frameworks.swift.client:guard_module",
+}
+
+
+def environment(of: Mapping[str, str]) -> dict[str, str]:
+    """Return what to add to the environment ``of`` a command so that its Pythons have the hooks.
+
+    Nothing where its user has switched them off (``RAYGUARD_FRAMEWORKS=off``).
+    """
+    if SWITCH in of and of[SWITCH].strip().lower() in _OFF:
+        return {}
+    # An empty piece would be the current folder.
+    before = [
+        place for place in of.get("PYTHONPATH", "").split(os.pathsep) if place and place != str(ON_PATH)
+    ]
+    return {"PYTHONPATH": os.pathsep.join([str(ON_PATH), *before]), SWITCH: of.get(SWITCH) or "on"}
+
+
+def attach_if_asked() -> None:
+    """Attach where the environment says so. Never raises for what goes wrong in a hook."""
+    if os.environ.get(SWITCH, "").strip().lower() not in _OFF:
+        attach()
+
+
+def attach() -> None:
+    """Have each hook run after its framework's module has been imported, now or later."""
+    for name, hook in HOOKS.items():
+        after_import(name, _loaded_late(hook))
+
+
+def _loaded_late(hook: str) -> Callable[[ModuleType], object]:
+    """Return ``hook`` as a function that loads it when it is called."""
+
+    def then(module: ModuleType) -> object:
+        place, _, name = hook.partition(":")
+        return getattr(import_module(place), name)(module)
+
+    return then

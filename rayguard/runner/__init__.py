@@ -1,0 +1,1 @@
+"""``rayguard run``: a command watched, diagnosed when it fails, and started again where that helps."""
