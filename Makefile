@@ -16,7 +16,7 @@ UV := $(shell command -v uv || echo $(PYTHON) -m uv)
 # they keep the node itself from starting.
 RUN := env HF_HUB_OFFLINE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 RAY_AUTH_MODE=disabled RAY_worker_niceness=5
 
-.PHONY: help setup demo test lint fast bench trials trials-gang never-worse soak-memory check-deploy as-printed prometheus diagnosis-report likeness docs clean
+.PHONY: help setup demo test lint fast bench trials trials-gang never-worse check-frameworks soak-memory check-deploy as-printed prometheus diagnosis-report likeness docs clean
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
@@ -62,6 +62,9 @@ trials-gang: setup ## Strike gangs of real ranks with random faults (N=20 SEED=0
 
 never-worse: setup ## Run random programs bare, watched and guarded on real Ray, and compare (N=20 SEED=0 ARGS=--help)
 	@$(RUN) $(BIN)/python -m tests.benchmarks.never_worse --programs $(N) --seed $(SEED) $(ARGS)
+
+check-frameworks: setup ## Run each framework's real package, struck by faults, in an environment of its own (ARGS=--help)
+	@$(RUN) $(BIN)/python -m tests.check_frameworks $(ARGS)
 
 soak-memory: setup ## Run a leaking job under a real limit, bare and guarded; measure forecasts, ledger and reaper
 	@$(RUN) $(BIN)/python -m tests.benchmarks.memory.soak --rest

@@ -22,6 +22,7 @@ from rayguard.cli.logs.diagnose import diagnose
 from rayguard.cli.memory import memory
 from rayguard.cli.preflight import preflight
 from rayguard.cli.reap import reap
+from rayguard.cli.run import RUN_WORDS, run
 from rayguard.cli.terminal import home_or_exit
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ _FOLLOWED = 10  # incidents that --follow shows before the new ones, as journalc
 app = typer.Typer(
     name="rayguard",
     help="See what rayguard saw and did on this machine or a cluster, and what any log says of a failure.\n\n"
-    "Examples: `rayguard up`, `rayguard top`, `rayguard incidents --last 5`, `rayguard diagnose train.log`"
+    "Examples: `rayguard run -- python train.py`, `rayguard up`, `rayguard top`, "
+    "`rayguard incidents --last 5`, `rayguard diagnose train.log`"
     "\n\n`rayguard --version` prints the version.",  # no option of Typer's: --help would take twice as long
     no_args_is_help=True,
     add_completion=False,
@@ -48,6 +50,7 @@ app.command()(flight)
 app.command()(memory)
 app.command()(preflight)
 app.command()(reap)
+app.command(context_settings=RUN_WORDS)(run)
 app.command()(up)
 app.command()(down)
 app.command()(top)
