@@ -388,16 +388,17 @@ import json, mmap, os, random, signal, sys, time
 from pathlib import Path
 from rayguard.process import snapshot_file
 from rayguard.process.snapshot_file import SnapshotFile, read_snapshot
+from rayguard.process.snapshot_slots import CURRENT, SIZE_OF
 
 folder, kills, broken = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "broken"
 if broken:  # what counts is said before it is there
     real = snapshot_file._fill
 
     def fill(file, words, parts, size, ending):
-        slot = 1 if words[snapshot_file._CURRENT] == 2 else 2
-        words[snapshot_file._SIZE_OF[slot]], words[snapshot_file._CURRENT] = size, slot
+        slot = 1 if words[CURRENT] == 2 else 2
+        words[SIZE_OF[slot]], words[CURRENT] = size, slot
         time.sleep(0.0005)
-        words[snapshot_file._CURRENT] = 3 - slot
+        words[CURRENT] = 3 - slot
         real(file, words, parts, size, ending)
 
     snapshot_file._fill = fill
