@@ -14,12 +14,13 @@ from rayguard.errors import ConfigError, GangCallError, GaveUpError, StateLostEr
 from rayguard.options import meant
 from rayguard.trainers.gang import checkpoint, gang_incidents
 from rayguard.trainers.gang.call_pace import CallPace
+from rayguard.trainers.gang.rank_group import StateOrigin
 from rayguard.trainers.gang.rank_watch import Ended, RankWatch
 from rayguard.trainers.gang.shares import shares_of
 from rayguard.trainers.gang.verdict import GangVerdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ray import ObjectRef
 
@@ -56,7 +57,7 @@ class GangCore:
         if disk is not None:
             _log.warning("rayguard: %s goes on from %s, after %d calls", self.name, disk.folder, disk.number)
             self.number = disk.number
-        ended = self._joined(disk)
+        ended = self._joined(StateOrigin(self.number, disk=disk))
         verdict = ended.verdict
         if not verdict.ok:
             raise _error_of(verdict) or GaveUpError(self.name, verdict.cause, (), _GANG_ADVICE)
@@ -85,6 +86,7 @@ class GangCore:
 
         values = self._made(method, begin, each, deadline_s)
         self.number += 1
+        self.seats.copies.completed(self.number)
         if self._policy.checkpoint is not None and self.number % self._policy.checkpoint_every == 0:
             checkpoint.complete(str(self._policy.checkpoint), self.number, self.seats.size)
         found: list[object] = ray.get(values)
@@ -149,11 +151,9 @@ class GangCore:
             while True:
                 self._spend(verdict, tried)
                 tried += 1
-                self.seats.fill(replace_all=tried == _REPLACE_ALL)
-                verdict = self._joined().verdict
+                verdict, origin = self._begun_anew(verdict.cause, replace_all=tried == _REPLACE_ALL)
                 if verdict.ok:
-                    break
-                if isinstance(_error_of(verdict), StateLostError) and self._go_back(verdict):
+                    incident = gang_incidents.from_origin(incident, origin)
                     break
         except BaseException as error:
             gang_incidents.closed(incident, error)
@@ -164,28 +164,43 @@ class GangCore:
         self.recoveries += 1
         gang_incidents.closed(incident, None)
 
-    def _go_back(self, verdict: GangVerdict) -> bool:
-        """Begin from the newest checkpoint, where there is one: what ranks kept is lost, with a node say.
-
-        Returns whether that is the state of the last call.
+    def _begun_anew(self, cause: str, *, replace_all: bool) -> tuple[GangVerdict, StateOrigin]:
+        """Let all ranks join in the newest state that can be had; return what became of it, and which it is.
 
         Raises:
-            StateLostError: Done, and it is an older one; says which calls are to be made again.
+            StateLostError: Done, and it is of an older call; says which calls are to be made again.
+            GaveUpError: There are too few ranks.
         """
-        disk, lost = self._on_disk(), self.number
-        if disk is None:
-            return False
-        self.seats.fill()
-        if not self._joined(disk).verdict.ok:
-            return False
-        if disk.number != lost:
-            self.number, self._doubtful = disk.number, ""
+        verdict, origin = GangVerdict(), StateOrigin(self.number)
+        self.seats.fill(replace_all=replace_all)
+        for attempt, origin in enumerate(self._origins()):
+            if attempt:
+                self.seats.fill()
+            verdict = self._joined(origin).verdict
+            if verdict.ok or not isinstance(_error_of(verdict), StateLostError):
+                break
+            cause = verdict.cause
+        lost = self.number
+        if verdict.ok and origin.number != lost:
+            self.number, self._doubtful = origin.number, ""
             self.recoveries += 1
             raise StateLostError(
-                f"{verdict.cause}. The gang of {self.name} has gone back to its checkpoint after "
-                f"{disk.number} calls: make calls {disk.number + 1} to {lost} again, and then this one"
+                f"{cause}. The gang of {self.name} has gone back to {origin} after {origin.number} calls: "
+                f"make calls {origin.number + 1} to {lost} again, and then this one"
             )
-        return True
+        return verdict, origin
+
+    def _origins(self) -> Iterator[StateOrigin]:
+        """Return where the state may come from; when the next one is asked for, more is known of nodes."""
+        kept, lost = StateOrigin(self.number), self.seats.has_lost_nodes()
+        if not lost:
+            yield kept
+        copied, disk = self.seats.copied(self.number), self._on_disk()
+        saved = None if disk is None else StateOrigin(disk.number, disk=disk)
+        others = [one for one in (copied, saved) if one is not None]
+        yield from sorted(others, key=lambda one: one.number, reverse=True)
+        if lost and not others:
+            yield kept  # cannot be: whose state is missing is told
 
     def _on_disk(self) -> checkpoint.DiskState | None:
         place = self._policy.checkpoint
@@ -202,7 +217,7 @@ class GangCore:
             raise self.over
         self.seats.resize(ranks)
         self._doubtful = "the gang was to get another size"
-        ended = self._joined()
+        ended = self._joined(StateOrigin(self.number))
         verdict = ended.verdict
         if verdict.ok:
             self._doubtful = ""
@@ -221,9 +236,9 @@ class GangCore:
             leave_s=self._policy.leave_s,
         )
 
-    def _joined(self, disk: checkpoint.DiskState | None = None) -> Ended:
+    def _joined(self, origin: StateOrigin) -> Ended:
         before = self.seats.size
-        ended = self.seats.join(self.number if disk is None else disk.number, disk)
+        ended = self.seats.join(origin)
         if before != self.seats.size:
             self._pace.changed()
         return ended

@@ -18,9 +18,9 @@ from rayguard.ray_internals.worker import connected_ray
 from rayguard.trainers.gang.core import GangCore, checked_method
 from rayguard.trainers.gang.gang_weights import GangWeights, start_holder
 from rayguard.trainers.gang.hosts import GangHosts
+from rayguard.trainers.gang.kept.rank_files import forget_gang
 from rayguard.trainers.gang.orders import END, Orders
 from rayguard.trainers.gang.policy import GangPolicy
-from rayguard.trainers.gang.rank_state import forget_gang
 from rayguard.trainers.gang.seats import GangSeats, GangSize
 
 if TYPE_CHECKING:
@@ -37,7 +37,11 @@ _BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangStatus:
-    """What a gang is at a moment. ``calls`` have ended well; ``causes`` are of its last recoveries."""
+    """What a gang is at a moment. ``calls`` have ended well; ``causes`` are of its last recoveries.
+
+    ``copies_behind``: how many calls ago the ranks had the states of which copies lie on other nodes, all of
+    one call. None: there are no copies, or none yet.
+    """
 
     trainer: str
     ranks: int
@@ -47,6 +51,7 @@ class GangStatus:
     recoveries: int
     causes: tuple[str, ...] = ()
     closed: bool = False
+    copies_behind: int | None = None
 
 
 class TrainerGang:
@@ -191,6 +196,7 @@ class TrainerGang:
     def status(self) -> GangStatus:
         """Say how many ranks and spares there are, and what they have been through."""
         core, seats = self._core, self._seats
+        copied = seats.copies.copied
         return GangStatus(
             trainer=core.name,
             ranks=0 if self._closed else seats.size,
@@ -200,6 +206,7 @@ class TrainerGang:
             recoveries=core.recoveries,
             causes=tuple(core.causes),
             closed=self._closed,
+            copies_behind=None if copied is None or self._closed else core.number - copied,
         )
 
     def close(self) -> None:
@@ -218,6 +225,7 @@ class TrainerGang:
                 if idle:
                     self._orders.give(END)
                     self._forget_elsewhere()
+                self._seats.copies.close()
                 self._hosts.close()
                 forget_gang(self._seats.gang)
             if self._weights is not None:

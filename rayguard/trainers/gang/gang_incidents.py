@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rayguard.actors.life import incidents
@@ -16,6 +17,7 @@ from rayguard.recovery.incident import Incident, Outcome, attach
 from rayguard.trainers.gang.verdict import RankEnd
 
 if TYPE_CHECKING:
+    from rayguard.trainers.gang.rank_group import StateOrigin
     from rayguard.trainers.gang.rank_watch import Ended
     from rayguard.trainers.gang.verdict import GangVerdict
 
@@ -54,11 +56,20 @@ def opened(target: str, verdict: GangVerdict, ended: Ended | None) -> Incident:
     return incident
 
 
+def from_origin(incident: Incident, origin: StateOrigin) -> Incident:
+    """Return an incident that says where the state has come from, where that is not the ranks' own nodes."""
+    if not origin.copies and origin.disk is None:
+        return incident
+    told = f"a node is lost: the state after {origin.number} calls has come from {origin}"
+    _log.warning("rayguard: %s: %s", incident.target, told)
+    return replace(incident, notes=(*incident.notes, told))
+
+
 def closed(incident: Incident, error: BaseException | None) -> None:
     """Write the end of an incident: the gang goes on, or it has given up with ``error``."""
     outcome = Outcome.RECOVERED if error is None else Outcome.FAILED
     if isinstance(error, StateLostError):
-        outcome = Outcome.STATE_LOST
+        outcome, incident = Outcome.STATE_LOST, replace(incident, notes=(*incident.notes, str(error)))
     if error is None and incident.scope == Scope.CODE.value:
         outcome = Outcome.ANSWERED
     with harmless("incident"):

@@ -9,6 +9,8 @@ from rayguard.errors import ConfigError
 from rayguard.options import explained
 from rayguard.recovery.budget import RestartBudget
 
+_MOST = {"copies": 1}
+
 
 @explained
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class GangPolicy:
     is ended.
     ``checkpoint``: a folder on a disk that all nodes share: after each ``checkpoint_every`` calls the state
     goes there, the last two are kept, and a new gang begins from the newest complete one. None: no disk.
+    ``copies``: on how many other nodes each rank's newest state is copied, in the background: 1 wherever the
+    cluster has another node, or 0.
     ``exact``: refuse what makes a gang go on with losses that differ in the last bits (plain DDP).
     """
 
@@ -41,14 +45,18 @@ class GangPolicy:
     leave_s: float = 2.0
     checkpoint: str | PathLike[str] | None = None
     checkpoint_every: int = 50
+    copies: int = 1
     exact: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        for name, least in (("min_ranks", 1), ("repeats", 0), ("checkpoint_every", 1)):
+        for name, least in (("min_ranks", 1), ("repeats", 0), ("checkpoint_every", 1), ("copies", 0)):
             value = getattr(self, name)
-            if not _whole(value, least) and (value is not None or name != "min_ranks"):
-                raise ConfigError(f"GangPolicy.{name} must be a whole number from {least}, got {value!r}")
+            if not _whole(value, least, _MOST.get(name)) and (value is not None or name != "min_ranks"):
+                most = f" to {_MOST[name]}" if name in _MOST else ""
+                raise ConfigError(
+                    f"GangPolicy.{name} must be a whole number from {least}{most}, got {value!r}"
+                )
         if not isinstance(self.checkpoint, (str, PathLike, type(None))):
             raise ConfigError(f"GangPolicy.checkpoint must be the path of a folder, got {self.checkpoint!r}")
         if not isinstance(self.restarts, RestartBudget):
@@ -61,5 +69,7 @@ class GangPolicy:
                 raise ConfigError(f"GangPolicy.{name} must be more than 0 seconds, got {value!r}")
 
 
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _whole(value: object, least: int, most: int | None) -> bool:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return value >= least and (most is None or value <= most)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rayguard.trainers.gang.checkpoint import DiskState
+    from rayguard.trainers.gang.kept.copy_place import CopyPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +39,30 @@ class RankGroup:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StateOrigin:
+    """The state that all ranks begin from, after ``number`` calls: what they keep, if nothing else is said.
+
+    ``copies``: of each rank, None where its own is to be taken. ``disk``: a checkpoint.
+    """
+
+    number: int
+    copies: tuple[CopyPlace | None, ...] = ()
+    disk: DiskState | None = None
+
+    def __str__(self) -> str:
+        if self.disk is not None:
+            return "its checkpoint"
+        return "the copies of its states" if self.copies else "what its ranks keep"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinOrder:
     """What the gang tells a rank that is to join: its place, and the state that it begins from.
 
     ``number``: of the calls whose effect the state has; None: there is none yet. ``kept_by``: the nodes on
     which the ranks of ``from_layout`` keep theirs, by rank. ``layout`` is another one where their number is.
-    ``disk``: the state is that, and no rank's. ``checkpoint``: where to write one after how many calls.
+    ``copies`` and ``disk``: as of ``StateOrigin``. ``checkpoint``: where to write one after how many calls.
     """
 
     gang: str
@@ -57,6 +75,7 @@ class JoinOrder:
     from_layout: int = 0
     number: int | None = None
     kept_by: tuple[str, ...] = ()
+    copies: tuple[CopyPlace | None, ...] = ()
     meet_s: float = 60.0
     disk: DiskState | None = None
     checkpoint: str = ""

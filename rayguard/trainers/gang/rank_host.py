@@ -20,11 +20,12 @@ from rayguard.process import stacks
 from rayguard.process.identity import ProcessId
 from rayguard.trainers.gang.gang_weights import Trainer, weights_of
 from rayguard.trainers.gang.generation import GangBrokenError, RankGeneration
+from rayguard.trainers.gang.kept.rank_files import forget_gang
 from rayguard.trainers.gang.orders import CUT, LOOK, OrderThread
 from rayguard.trainers.gang.rank_error import RankReply, reply_of
 from rayguard.trainers.gang.rank_group import JoinOrder, RankGroup
 from rayguard.trainers.gang.rank_look import look_at
-from rayguard.trainers.gang.rank_state import RankState, forget_gang
+from rayguard.trainers.gang.rank_state import RankState
 from rayguard.trainers.trainer_mixin import RANKS
 
 if TYPE_CHECKING:

@@ -2,51 +2,28 @@
 
 The same store as of restorable actors (``rayguard.process.snapshot_file``), under a name that outlives the
 rank's process: the gang's, the rank's and the job's. It goes with the job
-(``rayguard.actors.life.snapshot_files``).
+(``rayguard.actors.life.snapshot_files``). Up to two more slots hold what is copied to another node: ``kept``.
 """
 
 from __future__ import annotations
 
-import random
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayguard.actors.life import snapshot_files
 from rayguard.actors.life.saved_state import call_on
 from rayguard.actors.methods import bare, state_methods
 from rayguard.errors import StateLostError
 from rayguard.process import state_bytes
 from rayguard.process.snapshot_file import SnapshotFile, read_snapshot
+from rayguard.process.snapshot_slots import MOST_SLOTS
 from rayguard.ray_internals.object_refs import unpinned
 from rayguard.trainers.gang.checkpoint import read_parts, write_part
+from rayguard.trainers.gang.kept.rank_files import path_of_rank
 from rayguard.trainers.shards import meshes_of, put_together, shared_anew, taken_apart
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rayguard.trainers.gang.rank_group import JoinOrder
-
-
-def new_gang_name() -> str:
-    """Return a name that no other gang has: 16 hexadecimal digits."""
-    return f"{random.SystemRandom().getrandbits(64):016x}"
-
-
-def path_of_rank(gang: str, layout: int, rank: int) -> Path:
-    """Return where a rank keeps its state, on its node. ``layout`` grows when the gang changes its size.
-
-    The name is as that of an actor's snapshot: whoever removes those of a job that is over, removes it too.
-    """
-    import ray  # noqa: PLC0415 - a rank or its owner runs here
-
-    return snapshot_files.path_named(f"{gang}{layout:03x}{rank:05x}{ray.get_runtime_context().get_job_id()}")
-
-
-def forget_gang(gang: str, *, but_layout: int | None = None) -> None:
-    """Remove what ranks of a gang have kept on this node, but for those of one layout."""
-    for path in snapshot_files.folder().glob(f"{gang}*.snapshot*"):
-        if but_layout is None or path.name[len(gang) :][:3] != f"{but_layout:03x}":
-            path.unlink(missing_ok=True)
 
 
 class RankState:
@@ -54,7 +31,7 @@ class RankState:
 
     def __init__(self, order: JoinOrder) -> None:
         self.place = (order.layout, order.rank)
-        self._file = SnapshotFile(path_of_rank(order.gang, *self.place), both=True)
+        self._file = SnapshotFile(path_of_rank(order.gang, *self.place), both=True, slots=MOST_SLOTS)
         self._checkpoint, self._every = order.checkpoint, order.checkpoint_every
 
     def close(self) -> None:
@@ -106,20 +83,24 @@ def _found(order: JoinOrder, node: str) -> Any:
 
 
 def _read(order: JoinOrder, rank: int, node: str) -> Any:
-    path = path_of_rank(order.gang, order.from_layout, rank)
+    copy = order.copies[rank] if order.copies else None
     number, where = order.number or 0, order.kept_by[rank]
-    read = partial(_bytes, number)
+    read = partial(_bytes, order.gang, order.from_layout, rank, number)
     try:
-        data = read(path) if where == node else call_on(where, read, path)
+        if copy is not None:
+            return state_bytes.from_bytes(copy.read())
+        data = read() if where == node else call_on(where, lambda _: read(), Path())
         if data is not None:
             return state_bytes.from_bytes(data)
+    except StateLostError:
+        raise
     except Exception as error:
         raise StateLostError(f"the state of rank {rank} on node {where} cannot be read: {error!r}") from error
     raise StateLostError(f"the state of rank {rank} after {number} calls is not there any more")
 
 
-def _bytes(number: int, path: Path) -> bytes | None:
-    found = read_snapshot(path, number)
+def _bytes(gang: str, layout: int, rank: int, number: int) -> bytes | None:
+    found = read_snapshot(path_of_rank(gang, layout, rank), number)
     return None if found is None else found.data
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rayguard.errors import GaveUpError, RecoveryTimeoutError
 from rayguard.harmless import harmless
-from rayguard.trainers.gang.rank_group import JoinOrder
-from rayguard.trainers.gang.rank_state import new_gang_name
+from rayguard.trainers.gang.kept.gang_copies import GangCopies
+from rayguard.trainers.gang.kept.rank_files import new_gang_name
+from rayguard.trainers.gang.rank_group import JoinOrder, StateOrigin
 from rayguard.trainers.gang.rank_watch import Ended, RankWatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rayguard.trainers.gang.checkpoint import DiskState
     from rayguard.trainers.gang.hosts import GangHost, GangHosts
     from rayguard.trainers.gang.orders import Orders
     from rayguard.trainers.gang.policy import GangPolicy
@@ -43,6 +44,10 @@ class GangSeats:
         self._kept_by: tuple[str, ...] = ()  # the nodes of the ranks' states; none: there are no states yet
         self._joined = -1  # the last generation that all joined
         self._saved_layout = self._tried_layout = 0
+        self.copies = GangCopies(self.gang, on=policy.copies > 0)
+        weakref.finalize(
+            self, self.copies.close
+        ).atexit = False  # a gang that nobody holds: its ranks go, too
 
     def taken(self) -> list[GangHost]:
         """Return the ranks' actors, in their order."""
@@ -97,15 +102,24 @@ class GangSeats:
             for host in leaving:  # what they keep stays on their nodes
                 self.room.end(host)
 
-    def join(self, number: int, disk: DiskState | None = None) -> Ended:
-        """Let all ranks begin a new generation, in the state of ``number`` calls; say what became of it.
+    def has_lost_nodes(self) -> bool:
+        """Say whether a node that is gone has taken states along, as far as Ray knows by now."""
+        return self.copies.has_lost(self._kept_by)
 
-        That is what they keep, or what is on ``disk``.
+    def copied(self, number: int) -> StateOrigin | None:
+        """Return the newest state up to ``number`` calls that all ranks have, on their nodes or in copies.
+
+        None where no node is lost, or there is no such state.
         """
+        found = self.copies.newest(self._kept_by, self._saved_layout, number)
+        return None if found is None else StateOrigin(*found)
+
+    def join(self, origin: StateOrigin) -> Ended:
+        """Let all ranks begin a new generation, in the state that ``origin`` says; say what became of it."""
         if not self._ranks:
             self.fill()
         self.generation += 1
-        layout, policy = self._layout(anew=disk is not None), self._policy
+        layout, policy = self._layout(anew=origin.disk is not None), self._policy
         orders = [
             JoinOrder(
                 gang=self.gang,
@@ -116,10 +130,11 @@ class GangSeats:
                 exact=policy.exact,
                 layout=layout,
                 from_layout=self._saved_layout,
-                number=number if self._kept_by or disk else None,
+                number=origin.number if self._kept_by or origin.disk else None,
                 kept_by=self._kept_by,
+                copies=origin.copies,
                 meet_s=policy.setup_s,
-                disk=disk,
+                disk=origin.disk,
                 checkpoint="" if policy.checkpoint is None else os.path.abspath(policy.checkpoint),  # noqa: PTH100 - of a node's file system
                 checkpoint_every=policy.checkpoint_every,
             )
@@ -135,6 +150,7 @@ class GangSeats:
         if ended.verdict.ok:
             self._kept_by = tuple(host.node for host in self._ranks)
             self._saved_layout, self.size = layout, len(self._ranks)
+            self.copies.begun(self._kept_by, layout, self.generation, origin.number)
             with harmless("gang"):
                 for old in range(max(0, self._joined), self.generation):
                     self.orders.forget_generation(old)
@@ -167,12 +183,13 @@ class GangSeats:
 
     def _found(self, count: int) -> list[GangHost]:
         """Return so many actors that hold no rank, as far as there are: those that wait first."""
-        spare = self._spare()
-        found = self.room.greeted(spare)[:count]
-        if len(found) < count:
-            coming = [host for host in spare if host not in found and not host.gone][: count - len(found)]
+        found = self.room.greeted(self._spare())[:count]
+        for _ in range(_STARTS):
+            spare = [host for host in self._spare() if host not in found]
+            coming = spare[: count - len(found)]
             new = self.room.bundles_free()[: count - len(found) - len(coming)]
-            found += self.room.ready([*coming, *map(self.room.start, new)])
+            if coming or new:
+                found += self.room.ready([*coming, *map(self.room.start, new)])
         return found
 
     def _last_error(self) -> str:
@@ -180,4 +197,5 @@ class GangSeats:
         return "" if error is None else f": {str(error).strip().splitlines()[-1].strip()}"
 
 
+_STARTS = 3  # what starts on a node that is lost, and not known to be, ends when that is known
 _NO_ROOM = "see `ray status` for what is free; GangPolicy(min_ranks=...) lets a gang go on with fewer ranks"

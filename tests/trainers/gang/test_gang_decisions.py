@@ -161,7 +161,16 @@ def test_a_gang_that_cannot_be_is_refused(trainer, options, said):
 
 @pytest.mark.parametrize(
     "options",
-    [{"min_ranks": 0}, {"repeats": -1}, {"call_s": 0}, {"leave_s": True}, {"restarts": 3}, {"setup_s": "10"}],
+    [
+        {"min_ranks": 0},
+        {"repeats": -1},
+        {"call_s": 0},
+        {"leave_s": True},
+        {"restarts": 3},
+        {"setup_s": "10"},
+        {"copies": 2},
+        {"copies": True},
+    ],
 )
 def test_a_policy_that_means_nothing_is_refused(options):
     """By the name of the option."""

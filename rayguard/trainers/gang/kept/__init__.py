@@ -1,0 +1,1 @@
+"""Where the states of a gang's ranks lie: on their nodes, and copied to others."""
