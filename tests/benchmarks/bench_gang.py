@@ -1,11 +1,15 @@
 """What keeping a rank's state costs each call of a gang, beside a copy of the same bytes in memory and beside a step.
 
+Then, on two Ray nodes of this machine, what a call costs while states are copied to the other node, beside a gang
+that copies none: blocks of calls of the two gangs, in turn.
+
 A real gang of two ranks (FSDP2 on gloo) trains a model; in each rank's process, after each step, its state is
 kept once more by the whole of rayguard's way (found, taken apart, written to the mapped file), and its tensors
 are copied one by one into buffers that are kept, in turn. The last line is JSON, medians in ms: ``kept_ms``,
 ``copied_ms``, ``step_ms`` (without what keeps), ``state_mb`` of a rank, ``ratio`` of the first two (bar 1.5),
-``share`` of a step (bar 0.02, by the state of 20 MB and a step of at least 100 ms). Ends with 1 where the
-ratio is missed.
+``share`` of a step (bar 0.02, by the state of 20 MB and a step of at least 100 ms); ``copies_ratio`` of a call with
+copies to one without (no bar: both nodes share these cores), ``copies_behind`` the most calls that they lagged.
+Ends with 1 where the ratio is missed.
 """
 
 from __future__ import annotations
@@ -13,6 +17,9 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import tempfile
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import rayguard
@@ -22,6 +29,8 @@ if TYPE_CHECKING:
 
 MOST_RATIO, MOST_SHARE = 1.5, 0.02
 STEPS, WARM, RANKS = 60, 10, 2
+BLOCKS, BLOCK = 6, 10  # of each gang, and calls in one
+COPIED_S = 120.0
 WIDTH, LAYERS, ROWS = 920, 4, 512  # 3.4 million parameters: 20 MB of state on each of two ranks
 
 
@@ -95,6 +104,52 @@ def trainer() -> type:  # noqa: C901 - a class with its methods
     return Measured
 
 
+def copies() -> dict[str, float]:
+    """Return what calls cost with copies and without."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    with tempfile.TemporaryDirectory(prefix="rays-", dir="/tmp") as folder:  # short: sockets lie in there
+        cluster = Cluster()
+        try:
+            cluster.add_node(num_cpus=2 * RANKS, include_dashboard=False, temp_dir=folder)
+            cluster.add_node(num_cpus=0)
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+            return _copies()
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def _copies() -> dict[str, float]:
+    took: tuple[list[float], list[float]] = ([], [])
+    behind = 0
+    options = {"num_cpus": 0.5}
+    with (
+        rayguard.TrainerGang(
+            trainer(), ranks=RANKS, options=options, policy=rayguard.GangPolicy(copies=0)
+        ) as without,
+        rayguard.TrainerGang(trainer(), ranks=RANKS, options=options) as copied,
+    ):
+        for block in range(BLOCKS):
+            for gang, seconds in zip((without, copied), took, strict=True):
+                for _ in range(BLOCK):
+                    began = time.perf_counter()
+                    gang.call("step")
+                    if block:
+                        seconds.append(time.perf_counter() - began)
+                        behind = max(behind, gang.status().copies_behind or 0)
+            until = time.monotonic() + COPIED_S
+            while copied.status().copies_behind != 0 and time.monotonic() < until:
+                threading.Event().wait(0.01)
+    without_s, with_s = map(statistics.median, took)
+    return {
+        "call_ms": round(1e3 * without_s, 1),
+        "copies_ratio": round(with_s / without_s, 3),
+        "copies_behind": behind,
+    }
+
+
 def main() -> int:
     """Measure, print, judge."""
     import ray
@@ -117,7 +172,7 @@ def main() -> int:
     finally:
         ray.shutdown()
     warm = WARM * RANKS
-    told = _told(steps[warm:], kept[warm:], copied[warm:], size)
+    told = _told(steps[warm:], kept[warm:], copied[warm:], size) | copies()
     print(json.dumps(told), flush=True)
     return int(told["ratio"] > MOST_RATIO)
 
