@@ -94,9 +94,12 @@ class GangHosts:
         self.alive.append(host)
         return host
 
-    def ready(self, hosts: Sequence[GangHost]) -> list[GangHost]:
+    def deadline(self) -> float:
+        """Return until when an actor that is started now has to be there, by the monotonic clock."""
+        return time.monotonic() + self._start_s
+
+    def ready(self, hosts: Sequence[GangHost], until: float) -> list[GangHost]:
         """Wait for actors that were started; return those that are there in time, the others are ended."""
-        until = time.monotonic() + self._start_s
         found = self.greeted(hosts, until)
         for host in hosts:
             if host.process is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -183,13 +184,13 @@ class GangSeats:
 
     def _found(self, count: int) -> list[GangHost]:
         """Return so many actors that hold no rank, as far as there are: those that wait first."""
-        found = self.room.greeted(self._spare())[:count]
-        for _ in range(_STARTS):
-            spare = [host for host in self._spare() if host not in found]
-            coming = spare[: count - len(found)]
+        found, until = self.room.greeted(self._spare())[:count], self.room.deadline()
+        for attempt in range(_STARTS):
+            coming = [host for host in self._spare() if host not in found][: count - len(found)]
             new = self.room.bundles_free()[: count - len(found) - len(coming)]
-            if coming or new:
-                found += self.room.ready([*coming, *map(self.room.start, new)])
+            if not (coming or new) or (attempt and time.monotonic() > until):
+                break
+            found += self.room.ready([*coming, *map(self.room.start, new)], until)
         return found
 
     def _last_error(self) -> str:
