@@ -1,0 +1,261 @@
+"""The groups that share one set of workers: all answer a call, or all are begun anew and asked again.
+
+What new workers are told again is ``history``, who has died ``roll_call``; how workers are made, and what the
+framework calls them, is the business of the adapter (``Workers``).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rayguard.errors import RecoveryTimeoutError
+from rayguard.frameworks.worker_groups import group_incidents, roll_call
+from rayguard.frameworks.worker_groups.calls import Effect
+from rayguard.frameworks.worker_groups.history import History
+from rayguard.frameworks.worker_groups.pending_call import PendingCall, here
+from rayguard.frameworks.worker_groups.snapshots import Snapshots
+from rayguard.harmless import counted, harmless
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rayguard.frameworks.worker_groups.calls import Method
+    from rayguard.frameworks.worker_groups.policy import GroupPolicy
+    from rayguard.recovery.incident import Incident
+
+_log = logging.getLogger("rayguard")
+_EVERYTHING = "*"  # no role has this name: nothing settles such a doubt
+_MARGIN_S = 120.0
+
+
+class Workers(Protocol):
+    """The workers of a framework's group, and how new ones take their places."""
+
+    @property
+    def name(self) -> str:
+        """Say which they are, for people."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Return the roles that share a worker's process."""
+
+    @property
+    def handles(self) -> Sequence[Any]:
+        """Return those that serve now."""
+
+    def make_again(self, number: int) -> None:
+        """Make new ones, the ``number``-th set, and put them where all groups find them."""
+
+    def load(self, method: Method) -> Callable[..., Any] | None:
+        """Return the function that loads what ``method`` saves; None where there is none."""
+
+
+class GroupFamily:
+    """Makes the calls of some groups, and recovers their workers."""
+
+    def __init__(self, workers: Workers, policy: GroupPolicy) -> None:
+        self.workers, self._policy = workers, policy
+        self.epoch = 1
+        self.history = History(most_bytes=policy.kept_bytes)
+        self.off = ""  # why the groups are left alone from now on
+        self._snapshots = Snapshots(workers, policy)
+        self._restarts: tuple[float, ...] = ()
+        self._lock = threading.RLock()
+        self._rebuilding = False
+
+    def call(self, method: Method, bare: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return what the workers answer.
+
+        Raises:
+            BaseException: What a worker raised, or Ray, as if nobody looked after them.
+        """
+        if self.off or here.rebuilding:
+            return bare(*args, **kwargs)
+        if self._rebuilding:
+            with self._locked():
+                pass
+        pending = PendingCall(method, bare, args, kwargs)
+        epoch, began = self.epoch, time.time()
+        try:
+            answer = pending.make(keep=self._is_to_keep(method))
+        except Exception as error:  # noqa: BLE001 - the user's call: judged, and handed on
+            answer = self._survived(pending, error, epoch)
+        if method.effect is not Effect.NONE:
+            with harmless("group"):
+                self._note(pending, began)
+        return answer
+
+    def __reduce__(self) -> tuple[type[Elsewhere], tuple[()]]:
+        """Send a group to another process, or copy it: what is done there is not seen here."""
+        self.doubt("a copy of the group was made, whose calls keep no account")
+        return Elsewhere, ()
+
+    def doubt(self, why: str) -> None:
+        """Take note of something that was done to the workers, or with them, that cannot be made again."""
+        with self._lock:
+            if not any(one == why for _, one in self.history.doubts):
+                self.history = self.history.with_doubt(_EVERYTHING, why)
+
+    def _is_to_keep(self, method: Method) -> bool:
+        """Say whether a call is kept as it is sent: not where a snapshot will follow it at once."""
+        if method.effect in {Effect.NONE, Effect.SAVE, Effect.END}:
+            return False
+        return not self._is_followed(method)
+
+    def _is_followed(self, method: Method) -> bool:
+        """Say whether a snapshot follows a call. One that is not waited for is not held up by one."""
+        return method.effect is Effect.UPDATE and method.blocking and self._snapshots.is_due(method)
+
+    def _note(self, pending: PendingCall, began: float) -> None:
+        """Take note of a call that all workers answered."""
+        method = pending.method
+        with self._lock:
+            state = None
+            if method.effect is Effect.SAVE:
+                state = self._snapshots.saved(pending, began)
+                if state is None:
+                    return
+            elif self._is_followed(method):
+                state = self._snapshots.taken(method)
+            if state is not None:
+                self.history = self.history.with_state(state)
+                return
+            made = pending.kept()
+            if made is None:
+                why = f"what {method.whole} was called with cannot be kept"
+                self.history = self.history.with_doubt(method.role, why)
+            else:
+                self.history = self.history.with_call(made)
+
+    def _survived(self, pending: PendingCall, error: Exception, epoch: int) -> Any:
+        """Return what the call answers once the workers are back.
+
+        Raises:
+            Exception: Nobody has died, or they could not be brought back: the caller's own error.
+        """
+        for _ in range(self._policy.repeats):
+            incident = None
+            with self._locked():
+                if self.epoch == epoch:
+                    incident = self._recovered(pending.method, error)
+                    if incident is None:
+                        break
+                epoch = self.epoch
+            began = time.monotonic()
+            try:
+                answer = pending.make(keep=self._is_to_keep(pending.method))
+            except Exception as again:  # noqa: BLE001 - as in `call`
+                if incident is not None:
+                    group_incidents.failed(incident, again, "the call that was interrupted failed again")
+                error = again
+                continue
+            if incident is not None:
+                group_incidents.recovered(
+                    incident, f"the interrupted call took {time.monotonic() - began:.1f} s"
+                )
+            return answer
+        raise error
+
+    def _recovered(self, method: Method, error: Exception) -> Incident | None:
+        """Bring the workers back, and return the incident, still open; None where nothing is done."""
+        incident = None
+        try:
+            patience_s = roll_call.patience_s(error, self._policy.ask_s, self._policy.broken_s)
+            dead = roll_call.dead_ranks(self.workers.handles, patience_s)
+            if not dead:
+                if method.effect not in {Effect.NONE, Effect.SAVE}:
+                    why = f"{method.whole} raised {type(error).__name__} in the midst of its work"
+                    self.history = self.history.with_doubt(method.role, why)
+                return None
+            incident = group_incidents.opened(self.workers.name, method.whole, dead, error)
+            why_not = self._why_not()
+            if not why_not:
+                self._rebuild()
+                return incident
+        except Exception as failed:  # noqa: BLE001 - of ours, of Ray or of the framework: the caller has an error already
+            counted("group", failed)
+            why_not = f"new workers could not be brought to where the old ones were: {failed!r}"
+            self.off = why_not
+        if incident is not None:
+            group_incidents.failed(incident, error, why_not)
+        return None
+
+    def _why_not(self) -> str:
+        if self.history.doubt:
+            return self.history.doubt
+        now, budget = time.time(), self._policy.restarts
+        if not budget.allows(self._restarts, now):
+            return f"it was begun anew {budget.max_restarts} times within {budget.within_s:g} s"
+        self._restarts = (*budget.recent(self._restarts, now), now)
+        return ""
+
+    def _rebuild(self) -> None:
+        """End all workers, make new ones and tell them all that the old ones were told.
+
+        Raises:
+            RecoveryTimeoutError: It took too long; the new ones are ended again.
+            Exception: Whatever went wrong.
+        """
+        self._rebuilding = True
+        try:
+            roll_call.end_all(self.workers.handles, self._policy.end_s)
+            self.epoch += 1
+            failed: list[BaseException] = []
+            done = threading.Event()
+            threading.Thread(
+                target=self._rebuild_aside, args=(failed, done), name="rayguard-group", daemon=True
+            ).start()
+            in_time = done.wait(self._policy.rebuild_s)
+            if not in_time or failed:
+                roll_call.end_all(self.workers.handles, self._policy.end_s)
+            if failed:
+                raise failed[0]
+            if not in_time:
+                raise RecoveryTimeoutError(f"not done within {self._policy.rebuild_s:g} s")
+        finally:
+            self._rebuilding = False
+
+    def _rebuild_aside(self, failed: list[BaseException], done: threading.Event) -> None:
+        """Do what has no deadline of its own, in a thread that ends when its workers do."""
+        here.rebuilding = True
+        try:
+            self.workers.make_again(self.epoch)
+            if not roll_call.all_ready(self.workers.handles, self._policy.rebuild_s):
+                return
+            with self._snapshots.shown():
+                for made in self.history.calls:
+                    made.kept.make()
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that waits
+            failed.append(error)
+        finally:
+            done.set()
+
+    def _locked(self) -> _InTime:
+        return _InTime(self._lock, self._policy.rebuild_s + self._policy.end_s * 2 + _MARGIN_S)
+
+
+class Elsewhere:
+    """What stands for a family where it is not at home: makes calls as they are."""
+
+    @staticmethod
+    def call(method: Method, bare: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the framework's own function."""
+        del method
+        return bare(*args, **kwargs)
+
+
+class _InTime:
+    """A lock that is waited for so long, and no longer."""
+
+    def __init__(self, lock: Any, within_s: float) -> None:
+        self._lock, self._within_s = lock, within_s
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=self._within_s):
+            raise RecoveryTimeoutError(f"another call has brought the workers back for {self._within_s:g} s")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
