@@ -16,7 +16,7 @@ from pathlib import Path
 
 import group_checks as checks
 
-_VARIABLES = {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
+_VARIABLES = {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
 
 
 def framework():

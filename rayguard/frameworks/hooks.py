@@ -1,0 +1,39 @@
+"""Which hook follows the import of which module of a framework that trains on Ray.
+
+Standard library only, until such a module has been imported: it is loaded as each worker starts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+_GROUPS = "verl.single_controller.ray.base"
+_BATCHES = (
+    "verl.single_controller.base.decorator",
+    "verl.protocol",
+    "verl.trainer.ray_trainer",
+    "verl.workers.fsdp_workers",
+)
+
+
+def watch_imports(after_import: Callable[[str, Callable[[ModuleType], object]], None]) -> None:
+    """Have the hooks attached; ``after_import`` calls a function with a module once that was imported."""
+    after_import(_GROUPS, _attach_groups)
+    for name in _BATCHES:
+        after_import(name, _attach_batches)
+
+
+def _attach_groups(module: ModuleType) -> None:
+    from rayguard.frameworks.worker_groups import verl  # noqa: PLC0415 - only where verl is
+
+    verl.attach(module)
+
+
+def _attach_batches(module: ModuleType) -> None:
+    from rayguard.frameworks import easyr1_batches  # noqa: PLC0415 - as above
+
+    easyr1_batches.attach(module)
