@@ -17,7 +17,7 @@ from rayguard.frameworks.worker_groups.calls import Effect
 from rayguard.frameworks.worker_groups.history import History
 from rayguard.frameworks.worker_groups.pending_call import PendingCall, here
 from rayguard.frameworks.worker_groups.snapshots import Snapshots
-from rayguard.harmless import counted, harmless
+from rayguard.harmless import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,9 +64,11 @@ class GroupFamily:
         self._snapshots = Snapshots(workers, policy)
         self._restarts: tuple[float, ...] = ()
         self._lock = threading.RLock()
+        # Until another call, which brings them back, has come to its end.
+        self._wait_s = policy.rebuild_s + policy.end_s * 2 + _MARGIN_S
         self._rebuilding = False
 
-    def call(self, method: Method, bare: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(self, method: Method, bare: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Return what the workers answer.
 
         Raises:
@@ -74,9 +76,8 @@ class GroupFamily:
         """
         if self.off or here.rebuilding:
             return bare(*args, **kwargs)
-        if self._rebuilding:
-            with self._locked():
-                pass
+        if self._rebuilding and self._lock.acquire(timeout=self._wait_s):
+            self._lock.release()
         pending = PendingCall(method, bare, args, kwargs)
         epoch, began = self.epoch, time.time()
         try:
@@ -84,8 +85,11 @@ class GroupFamily:
         except Exception as error:  # noqa: BLE001 - the user's call: judged, and handed on
             answer = self._survived(pending, error, epoch)
         if method.effect is not Effect.NONE:
-            with harmless("group"):
+            try:
                 self._note(pending, began)
+            except Exception as error:  # noqa: BLE001 - of ours: the user's call has its answer
+                counted("group", error)
+                self._doubt(method, f"what {method.whole} did could not be kept: {error!r}")
         return answer
 
     def __reduce__(self) -> tuple[type[Elsewhere], tuple[()]]:
@@ -98,6 +102,10 @@ class GroupFamily:
         with self._lock:
             if not any(one == why for _, one in self.history.doubts):
                 self.history = self.history.with_doubt(_EVERYTHING, why)
+
+    def _doubt(self, method: Method, why: str) -> None:
+        with self._lock:
+            self.history = self.history.with_doubt(method.role, why)
 
     def _is_to_keep(self, method: Method) -> bool:
         """Say whether a call is kept as it is sent: not where a snapshot will follow it at once."""
@@ -125,8 +133,7 @@ class GroupFamily:
                 return
             made = pending.kept()
             if made is None:
-                why = f"what {method.whole} was called with cannot be kept"
-                self.history = self.history.with_doubt(method.role, why)
+                self._doubt(method, f"what {method.whole} was called with cannot be kept")
             else:
                 self.history = self.history.with_call(made)
 
@@ -138,12 +145,16 @@ class GroupFamily:
         """
         for _ in range(self._policy.repeats):
             incident = None
-            with self._locked():
+            if not self._lock.acquire(timeout=self._wait_s):
+                break  # another call does it, and has not come to an end in time
+            try:
                 if self.epoch == epoch:
-                    incident = self._recovered(pending.method, error)
+                    incident = self._recovered(pending, error)
                     if incident is None:
                         break
                 epoch = self.epoch
+            finally:
+                self._lock.release()
             began = time.monotonic()
             try:
                 answer = pending.make(keep=self._is_to_keep(pending.method))
@@ -153,22 +164,23 @@ class GroupFamily:
                 error = again
                 continue
             if incident is not None:
-                group_incidents.recovered(
-                    incident, f"the interrupted call took {time.monotonic() - began:.1f} s"
-                )
+                told = f"{len(self.history.calls)} calls were told again"
+                took = f"the interrupted one then took {time.monotonic() - began:.1f} s"
+                group_incidents.recovered(incident, f"{told}, {took}")
             return answer
         raise error
 
-    def _recovered(self, method: Method, error: Exception) -> Incident | None:
+    def _recovered(self, pending: PendingCall, error: Exception) -> Incident | None:
         """Bring the workers back, and return the incident, still open; None where nothing is done."""
-        incident = None
+        incident, method = None, pending.method
         try:
             patience_s = roll_call.patience_s(error, self._policy.ask_s, self._policy.broken_s)
             dead = roll_call.dead_ranks(self.workers.handles, patience_s)
             if not dead:
-                if method.effect not in {Effect.NONE, Effect.SAVE}:
-                    why = f"{method.whole} raised {type(error).__name__} in the midst of its work"
-                    self.history = self.history.with_doubt(method.role, why)
+                if pending.was_sent and method.effect not in {Effect.NONE, Effect.SAVE}:
+                    self._doubt(
+                        method, f"{method.whole} raised {type(error).__name__} in the midst of its work"
+                    )
                 return None
             incident = group_incidents.opened(self.workers.name, method.whole, dead, error)
             why_not = self._why_not()
@@ -233,29 +245,12 @@ class GroupFamily:
         finally:
             done.set()
 
-    def _locked(self) -> _InTime:
-        return _InTime(self._lock, self._policy.rebuild_s + self._policy.end_s * 2 + _MARGIN_S)
-
 
 class Elsewhere:
     """What stands for a family where it is not at home: makes calls as they are."""
 
     @staticmethod
-    def call(method: Method, bare: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(method: Method, bare: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call the framework's own function."""
         del method
         return bare(*args, **kwargs)
-
-
-class _InTime:
-    """A lock that is waited for so long, and no longer."""
-
-    def __init__(self, lock: Any, within_s: float) -> None:
-        self._lock, self._within_s = lock, within_s
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(timeout=self._within_s):
-            raise RecoveryTimeoutError(f"another call has brought the workers back for {self._within_s:g} s")
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()

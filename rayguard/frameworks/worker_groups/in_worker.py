@@ -88,7 +88,7 @@ def _loads() -> tuple[str, ...]:
     """Return what the checkpoint managers of this process load, where one of them can be told."""
     for one in gc.get_objects():
         if type(one).__name__.endswith("CheckpointManager"):
-            said = vars(one).get(_LOADS)
+            said = getattr(one, _LOADS, None)
             if said is not None:
                 return tuple(str(part) for part in said)
     return ()

@@ -25,9 +25,9 @@ _PLAIN_BYTES = 4_096  # of text
 
 
 class _Here(threading.local):
-    """Of this thread: what is to be done once a call has been sent, and whether one of ours is being sent."""
+    """Of this thread: which call is to be sent next, and whether one of ours is being sent."""
 
-    sent: Callable[[], None] | None = None
+    pending: PendingCall | None = None
     within: bool = False
     rebuilding: bool = False
 
@@ -61,15 +61,17 @@ class PendingCall:
         self, method: Method, bare: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         self.method, self._bare, self._args, self._kwargs = method, bare, args, kwargs
+        self.was_sent = False  # its workers may have begun it
+        self._is_to_keep = False
         self._kept: MadeCall | None = None
 
     def make(self, *, keep: bool) -> Any:
         """Make it; with ``keep``, what it is made with is kept as soon as it has been sent."""
-        here.sent = self._keep if keep else None
+        here.pending, self._is_to_keep = self, keep
         try:
             return self._bare(*self._args, **self._kwargs)
         finally:
-            here.sent = None
+            here.pending = None
 
     def kept(self) -> MadeCall | None:
         """Return what makes it again; None where that cannot be kept."""
@@ -81,6 +83,11 @@ class PendingCall:
         values = (*self._args, *self._kwargs.values())
         first = values[0] if values else None
         return first if isinstance(first, str) and not any(one is True for one in values[1:]) else None
+
+    def sent(self) -> None:
+        """Take note that it was sent."""
+        if self._is_to_keep:
+            self._keep()
 
     def _keep(self) -> None:
         if self._kept is not None:
@@ -104,16 +111,18 @@ class Sending:
     def __init__(self, execute: Callable[..., Any]) -> None:
         self._execute = execute
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Send it."""
         before, here.within = here.within, True
+        pending, here.pending = here.pending, None
+        if pending is not None:
+            pending.was_sent = True
         try:
             found = self._execute(*args, **kwargs)
         finally:
             here.within = before
-        sent, here.sent = here.sent, None
-        if sent is not None:
-            sent()
+        if pending is not None:
+            pending.sent()
         return found
 
 

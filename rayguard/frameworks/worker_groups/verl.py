@@ -222,7 +222,7 @@ class GuardedMethod:
     def __init__(self, family: GroupFamily, method: Method, bare: Callable[..., Any]) -> None:
         self._family, self._method, self._bare = family, method, bare
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call it."""
         return self._family.call(self._method, self._bare, *args, **kwargs)
 

@@ -229,6 +229,7 @@ def check_updates_are_made_again(framework, ray, folder, *, collective=False):
         lists = vars(run.whole)["_workers"], vars(run.group)["_workers"]
         run.update(1.0)
         run.update(2.5)
+        assert verl.family_of(run.group).history.kept_bytes > 0, "in the object store"
         run.strike("update_actor", 1)
         first = run.state()
         run.update(4.0)

@@ -13,7 +13,7 @@ import pytest
 from rayguard.frameworks.worker_groups import in_worker, roll_call
 from rayguard.frameworks.worker_groups.calls import method_of
 from rayguard.frameworks.worker_groups.family import Elsewhere, GroupFamily
-from rayguard.frameworks.worker_groups.pending_call import Sending, here
+from rayguard.frameworks.worker_groups.pending_call import PendingCall, Sending, here
 from rayguard.frameworks.worker_groups.policy import GroupPolicy
 from rayguard.recovery.budget import RestartBudget
 from rayguard.recovery.journal import Journal
@@ -91,7 +91,7 @@ def test_a_death_is_not_seen_by_the_caller(family_of, journal):
     """All workers are ended, and the new ones are told what the old ones were."""
     workers = Number(dying={3})
     family = family_of(workers)
-    assert [family.call(UPDATE, workers.update, number) for number in (1, 2, 3, 4)] == [1, 3, 6, 10]
+    assert [family.call(UPDATE, Sending(workers.update), number) for number in (1, 2, 3, 4)] == [1, 3, 6, 10]
     assert family.ended == [("a", "b")]
     assert workers.made == 1
     assert outcomes(journal) == ["recovered"]
@@ -101,13 +101,13 @@ def test_an_error_with_nobody_dead_is_the_callers(family_of, journal):
     """The very same exception; but what it left behind is not known, so a later death is not recovered."""
     workers = Number(failing={2}, dying={4})
     family = family_of(workers)
-    family.call(UPDATE, workers.update, 1)
+    family.call(UPDATE, Sending(workers.update), 1)
     with pytest.raises(ValueError, match="own"):
-        family.call(UPDATE, workers.update, 1)
+        family.call(UPDATE, Sending(workers.update), 1)
     assert outcomes(journal) == []
-    family.call(UPDATE, workers.update, 1)
+    family.call(UPDATE, Sending(workers.update), 1)
     with pytest.raises(DeadError) as caught:
-        family.call(UPDATE, workers.update, 1)
+        family.call(UPDATE, Sending(workers.update), 1)
     assert outcomes(journal) == ["failed"]
     assert "raised ValueError" in journal.read()[0].notes[0]
     assert workers.made == 0
@@ -122,19 +122,19 @@ def test_what_was_only_asked_leaves_no_doubt(family_of):
     def refuse():
         raise ValueError("not now")
 
-    family.call(UPDATE, workers.update, 1)
+    family.call(UPDATE, Sending(workers.update), 1)
     with pytest.raises(ValueError, match="not now"):
         family.call(ASK, refuse)
-    assert family.call(UPDATE, workers.update, 2) == 3
+    assert family.call(UPDATE, Sending(workers.update), 2) == 3
 
 
 def test_a_call_that_kills_its_workers_again_and_again_is_given_up(family_of, journal):
     """After so many repeats it is likely to be the call's own doing."""
     workers = Number(dying={2, 4, 6})
     family = family_of(workers, repeats=2)
-    family.call(UPDATE, workers.update, 1)
+    family.call(UPDATE, Sending(workers.update), 1)
     with pytest.raises(DeadError):
-        family.call(UPDATE, workers.update, 2)
+        family.call(UPDATE, Sending(workers.update), 2)
     assert workers.made == 2
     assert outcomes(journal) == ["failed", "failed"]
 
@@ -143,10 +143,10 @@ def test_a_budget_that_is_spent_ends_it(family_of, journal):
     """And the error says how often."""
     workers = Number(dying={2, 5})
     family = family_of(workers, restarts=RestartBudget(max_restarts=1, within_s=60.0))
-    family.call(UPDATE, workers.update, 1)
-    assert family.call(UPDATE, workers.update, 2) == 3
+    family.call(UPDATE, Sending(workers.update), 1)
+    assert family.call(UPDATE, Sending(workers.update), 2) == 3
     with pytest.raises(DeadError):
-        family.call(UPDATE, workers.update, 3)
+        family.call(UPDATE, Sending(workers.update), 3)
     assert outcomes(journal) == ["recovered", "failed"]
     assert "1 times" in journal.read()[1].notes[0]
 
@@ -160,9 +160,9 @@ def test_workers_that_cannot_be_made_are_given_up_for_good(family_of, journal, c
         raise OSError("no place for them")
 
     workers.make_again = broken
-    family.call(UPDATE, workers.update, 1)
+    family.call(UPDATE, Sending(workers.update), 1)
     with caplog.at_level(logging.ERROR, "rayguard"), pytest.raises(DeadError):
-        family.call(UPDATE, workers.update, 1)
+        family.call(UPDATE, Sending(workers.update), 1)
     assert "no place for them" in caplog.text
     assert "no place for them" in family.off
     assert outcomes(journal) == ["failed"]
@@ -173,10 +173,10 @@ def test_a_recovery_that_takes_too_long_is_given_up(family_of, journal):
     """Within its deadline, and what was begun is ended."""
     workers = Number(dying={2})
     family = family_of(workers, rebuild_s=0.2)
-    family.call(UPDATE, workers.update, 1)
+    family.call(UPDATE, Sending(workers.update), 1)
     workers.block.clear()
     with pytest.raises(DeadError):
-        family.call(UPDATE, workers.update, 1)
+        family.call(UPDATE, Sending(workers.update), 1)
     workers.block.set()
     assert "0.2 s" in journal.read()[0].notes[0]
     assert len(family.ended) == 2
@@ -186,7 +186,7 @@ def test_calls_that_fail_together_are_recovered_once(family_of, journal):
     """The second one joins what the first has begun."""
     workers = Number()
     family = family_of(workers)
-    family.call(UPDATE, workers.update, 5)
+    family.call(UPDATE, Sending(workers.update), 5)
     met, answers = threading.Barrier(2), []
     workers.dead = True
 
@@ -206,6 +206,40 @@ def test_calls_that_fail_together_are_recovered_once(family_of, journal):
     assert outcomes(journal) == ["recovered"]
 
 
+def test_an_error_before_anything_was_sent_leaves_no_doubt(family_of):
+    """A batch that does not divide, say: no worker has seen it."""
+    workers = Number(dying={2})
+    family = family_of(workers)
+
+    def refuse(_number):
+        raise AssertionError("only support equal chunk")
+
+    family.call(UPDATE, Sending(workers.update), 1)
+    with pytest.raises(AssertionError, match="equal chunk"):
+        family.call(UPDATE, refuse, 7)
+    assert family.call(UPDATE, Sending(workers.update), 2) == 3
+
+
+def test_what_cannot_be_kept_is_doubted(family_of, journal):
+    """The call itself has its answer, and a later death is told as it is."""
+    workers = Number(dying={2})
+    family = family_of(workers)
+    assert family.call(UPDATE, lambda number, lock: workers.update(number), 1, threading.Lock()) == 1
+    with pytest.raises(DeadError):
+        family.call(UPDATE, Sending(workers.update), 2)
+    assert "cannot be kept" in journal.read()[0].notes[0]
+
+
+def test_arguments_may_have_any_name(family_of):
+    """Also those that ours have."""
+    family = family_of(Number())
+    assert family.call(ASK, lambda **given: sorted(given), method=1, bare=2, self=3) == [
+        "bare",
+        "method",
+        "self",
+    ]
+
+
 def test_a_family_that_is_copied_makes_bare_calls_there_and_says_so_here(family_of):
     """What a copy does in another process is not seen."""
     family = family_of(Number())
@@ -217,12 +251,17 @@ def test_a_family_that_is_copied_makes_bare_calls_there_and_says_so_here(family_
 def test_a_call_is_kept_as_soon_as_it_was_sent():
     """While the workers are at it; once for each call."""
     happened = []
-    here.sent = lambda: happened.append("kept")
-    send = Sending(lambda *args: happened.append(("sent", args, here.within)))
-    send("update", 1)
-    send("update", 2)
-    assert happened == [("sent", ("update", 1), True), "kept", ("sent", ("update", 2), True)]
+
+    def execute(*args):
+        happened.append((args, here.within, pending.was_sent))
+
+    send = Sending(execute)
+    pending = PendingCall(UPDATE, lambda number: (send("update", number), send("ask", number)), (1,), {})
+    pending.make(keep=True)
+    assert happened == [(("update", 1), True, True), (("ask", 1), True, True)]
+    assert pending.kept().kept.args == (1,)
     assert not here.within
+    assert here.pending is None
 
 
 def test_nothing_is_printed_of_a_snapshot_and_all_else_is():
