@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rayguard.errors import RecoveryTimeoutError
 from rayguard.frameworks.worker_groups import group_incidents, roll_call
@@ -20,37 +20,16 @@ from rayguard.frameworks.worker_groups.snapshots import Snapshots
 from rayguard.harmless import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from rayguard.frameworks.worker_groups.calls import Method
     from rayguard.frameworks.worker_groups.policy import GroupPolicy
+    from rayguard.frameworks.worker_groups.workers import Workers
     from rayguard.recovery.incident import Incident
 
 _log = logging.getLogger("rayguard")
 _EVERYTHING = "*"  # no role has this name: nothing settles such a doubt
 _MARGIN_S = 120.0
-
-
-class Workers(Protocol):
-    """The workers of a framework's group, and how new ones take their places."""
-
-    @property
-    def name(self) -> str:
-        """Say which they are, for people."""
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Return the roles that share a worker's process."""
-
-    @property
-    def handles(self) -> Sequence[Any]:
-        """Return those that serve now."""
-
-    def make_again(self, number: int) -> None:
-        """Make new ones, the ``number``-th set, and put them where all groups find them."""
-
-    def load(self, method: Method) -> Callable[..., Any] | None:
-        """Return the function that loads what ``method`` saves; None where there is none."""
 
 
 class GroupFamily:

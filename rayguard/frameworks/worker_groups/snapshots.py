@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rayguard.frameworks.worker_groups.calls import Method
-    from rayguard.frameworks.worker_groups.family import Workers
     from rayguard.frameworks.worker_groups.pending_call import PendingCall
     from rayguard.frameworks.worker_groups.policy import GroupPolicy
     from rayguard.frameworks.worker_groups.snapshot_pace import WorkerLook
+    from rayguard.frameworks.worker_groups.workers import Workers
 
 _log = logging.getLogger("rayguard")
 _LOOK_S = 60.0
