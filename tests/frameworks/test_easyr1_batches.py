@@ -7,6 +7,7 @@ import types
 
 import pytest
 
+from rayguard.cluster.plugin import config, worker_hook
 from rayguard.frameworks import easyr1_batches, hooks
 
 
@@ -259,3 +260,14 @@ def test_each_module_that_is_changed_is_waited_for():
     module = easyr1()[easyr1_batches.PROTOCOL]
     asked[easyr1_batches.PROTOCOL](module)
     assert len(module.DataProto({"ids": Column(range(3))}).split(2)) == 2
+
+
+@pytest.mark.parametrize(("asked_for", "followed"), [(True, 5), (False, 0)])
+def test_workers_and_drivers_follow_frameworks_unless_told_not_to(monkeypatch, asked_for, followed):
+    """One key of the plugin's configuration."""
+    asked = []
+    monkeypatch.setattr(
+        "rayguard.frameworks.after_import.after_import", lambda name, then: asked.append(name)
+    )
+    worker_hook.follow_frameworks(config.asked({"frameworks": asked_for}))
+    assert len(asked) == followed

@@ -111,6 +111,7 @@ class PluginConfig(_Strict):
     metrics: bool = True
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     home: str | None = Field(default=None, min_length=1, pattern=r"^[/~]")
+    frameworks: bool = True
     agent: bool = True
     supervisor: bool = True
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rayguard.cluster.plugin import named_restart_options
 from rayguard.cluster.plugin.config import KEY, asked
-from rayguard.cluster.plugin.worker_hook import PLUGIN, USERS_DRIVER_HOOK
+from rayguard.cluster.plugin.worker_hook import PLUGIN, USERS_DRIVER_HOOK, follow_frameworks
 from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
 from rayguard.tried import PYTHON, RAY, warn_untried
@@ -42,6 +42,9 @@ def prepare(runtime_env: Any) -> Any:
         warn_untried(PYTHON, RAY)
     with harmless("options"):
         named_restart_options.install(named)
+    with harmless("frameworks"):
+        if config is not None:
+            follow_frameworks(config)
     with harmless("named classes"):
         from rayguard.cluster.plugin import unmatched_paths  # noqa: PLC0415 - what fails in an import fails here
 

@@ -34,7 +34,7 @@ def setup() -> None:
     theirs = _restored()
     with harmless("hook"):
         config = json.loads(os.environ[PLUGIN])
-        for step in (_watch_classes, _watch_functions, _set_options):
+        for step in (_watch_classes, _watch_functions, _set_options, follow_frameworks):
             with harmless(f"hook {step.__name__.strip('_')}"):
                 step(config)
     if theirs:
@@ -85,3 +85,13 @@ def _set_options(config: dict[str, Any]) -> None:
     from rayguard.cluster.plugin import named_restart_options  # noqa: PLC0415 - as above
 
     named_restart_options.install(config["guard"])
+
+
+def follow_frameworks(config: dict[str, Any]) -> None:
+    """Have what rayguard does for a framework follow the import of that framework, also in drivers."""
+    if not config.get("frameworks"):  # an agent of an older version does not say
+        return
+    from rayguard.frameworks import hooks  # noqa: PLC0415 - as above
+    from rayguard.frameworks.after_import import after_import  # noqa: PLC0415 - as above
+
+    hooks.watch_imports(after_import)

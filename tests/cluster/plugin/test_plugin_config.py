@@ -100,6 +100,7 @@ configs = st.fixed_dictionaries(
         "flight_recorder": st.booleans(),
         "metrics_port": st.none() | st.integers(0, 65_535),
         "agent": st.booleans(),
+        "frameworks": st.booleans(),
     },
 )
 
