@@ -2,7 +2,7 @@
 
 Samples depend on nothing but the weights and the prompts, so that a run that was interrupted can be held against
 one that was not. The sum of all parameters after each update goes to ``EASYR1_SUMS``; a rank dies where
-``EASYR1_STRIKE`` says so: a file with a method, a rank and a number of a call, which goes with the first death.
+``EASYR1_STRIKE`` says so: lines of a method, a rank and the number of a call, of which the first holds.
 """
 
 import json
@@ -163,6 +163,7 @@ class FSDPWorker(Worker):
     def _strike(self, method):
         self.calls[method] = self.calls.get(method, 0) + 1
         word = Path(os.environ["EASYR1_STRIKE"])
-        if word.exists() and word.read_text().split() == [method, str(self.rank), str(self.calls[method])]:
-            word.unlink()
+        first, *others = word.read_text().splitlines() or [""]
+        if first.split() == [method, str(self.rank), str(self.calls[method])]:
+            word.write_text("\n".join(others))
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
