@@ -164,7 +164,7 @@ class GroupFamily:
             incident = group_incidents.opened(self.workers.name, method.whole, dead, error)
             why_not = self._why_not()
             if not why_not:
-                self._rebuild()
+                self._rebuild_or_try_again()
                 return incident
         except Exception as failed:  # noqa: BLE001 - of ours, of Ray or of the framework: the caller has an error already
             counted("group", failed)
@@ -183,6 +183,20 @@ class GroupFamily:
         self._restarts = (*budget.recent(self._restarts, now), now)
         return ""
 
+    def _rebuild_or_try_again(self) -> None:
+        """Bring new workers to where the old ones were: once more where it fails, and the budget allows it.
+
+        Raises:
+            Exception: Whatever went wrong, the last time.
+        """
+        try:
+            self._rebuild()
+        except Exception as failed:
+            if isinstance(failed, RecoveryTimeoutError) or self._why_not():
+                raise
+            counted("group", failed)
+            self._rebuild()
+
     def _rebuild(self) -> None:
         """End all workers, make new ones and tell them all that the old ones were told.
 
@@ -195,27 +209,31 @@ class GroupFamily:
             roll_call.end_all(self.workers.handles, self._policy.end_s)
             self.epoch += 1
             failed: list[BaseException] = []
-            done = threading.Event()
+            done, over = threading.Event(), threading.Event()
             threading.Thread(
-                target=self._rebuild_aside, args=(failed, done), name="rayguard-group", daemon=True
+                target=self._rebuild_aside, args=(failed, done, over), name="rayguard-group", daemon=True
             ).start()
-            in_time = done.wait(self._policy.rebuild_s)
-            if not in_time or failed:
-                roll_call.end_all(self.workers.handles, self._policy.end_s)
+            if not done.wait(self._policy.rebuild_s):
+                over.set()
+                failed.append(RecoveryTimeoutError(f"not done within {self._policy.rebuild_s:g} s"))
             if failed:
+                roll_call.end_all(self.workers.handles, self._policy.end_s)
                 raise failed[0]
-            if not in_time:
-                raise RecoveryTimeoutError(f"not done within {self._policy.rebuild_s:g} s")
         finally:
             self._rebuilding = False
 
-    def _rebuild_aside(self, failed: list[BaseException], done: threading.Event) -> None:
+    def _rebuild_aside(
+        self, failed: list[BaseException], done: threading.Event, over: threading.Event
+    ) -> None:
         """Do what has no deadline of its own, in a thread that ends when its workers do."""
         here.rebuilding = True
         try:
             self.workers.make_again(self.epoch)
-            if not roll_call.all_ready(self.workers.handles, self._policy.rebuild_s):
+            if over.is_set():  # nobody waits any more: what was made since then ends too
+                roll_call.end_all(self.workers.handles, self._policy.end_s)
                 return
+            if not roll_call.all_ready(self.workers.handles, self._policy.rebuild_s):
+                raise RecoveryTimeoutError("the new workers did not come up in time")  # noqa: TRY301 - carried too
             with self._snapshots.shown():
                 for made in self.history.calls:
                     made.kept.make()

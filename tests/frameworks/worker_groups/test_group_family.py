@@ -6,6 +6,7 @@ import io
 import logging
 import pickle
 import threading
+import time
 from contextlib import redirect_stdout
 
 import pytest
@@ -177,9 +178,43 @@ def test_a_recovery_that_takes_too_long_is_given_up(family_of, journal):
     workers.block.clear()
     with pytest.raises(DeadError):
         family.call(UPDATE, Sending(workers.update), 1)
-    workers.block.set()
     assert "0.2 s" in journal.read()[0].notes[0]
     assert len(family.ended) == 2
+    workers.block.set()
+    until = time.monotonic() + 30
+    while len(family.ended) < 3 and time.monotonic() < until:
+        threading.Event().wait(0.01)
+    assert family.ended[2] == ("2a", "2b"), "what came too late is ended as well"
+
+
+def test_new_workers_that_fail_are_made_once_more(family_of, journal):
+    """A port that was taken, say; not a third time."""
+    workers = Number(dying={2})
+    family, make, tried = family_of(workers), workers.make_again, []
+
+    def at_the_second_time(number):
+        tried.append(number)
+        if len(tried) == 1:
+            raise OSError("the port is taken")
+        make(number)
+
+    workers.make_again = at_the_second_time
+    family.call(UPDATE, Sending(workers.update), 1)
+    assert family.call(UPDATE, Sending(workers.update), 2) == 3
+    assert tried == [2, 3], "under other names"
+    assert outcomes(journal) == ["recovered"]
+
+
+def test_new_workers_that_do_not_come_up_are_no_recovery(family_of, journal, monkeypatch):
+    """Nobody is told that they had."""
+    workers = Number(dying={2})
+    family = family_of(workers)
+    monkeypatch.setattr(roll_call, "all_ready", lambda handles, within_s: False)
+    family.call(UPDATE, Sending(workers.update), 1)
+    with pytest.raises(DeadError):
+        family.call(UPDATE, Sending(workers.update), 1)
+    assert outcomes(journal) == ["failed"]
+    assert "did not come up" in journal.read()[0].notes[0]
 
 
 def test_calls_that_fail_together_are_recovered_once(family_of, journal):
