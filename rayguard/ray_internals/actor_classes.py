@@ -142,6 +142,12 @@ def run_in_actor(handle: Any, function: Callable[..., object], *args: object) ->
     return answer
 
 
+def ask_ready(handle: Any) -> Reference:
+    """Have the actor answer once it is up, or Ray for it where it is dead; return the reference to that."""
+    answer: Reference = handle.__ray_ready__.remote()
+    return answer
+
+
 def keeps_alive(handle: object) -> bool:
     """Say whether the actor lives on for ``handle``'s sake."""
     return not _of(handle, "_ray_weak_ref")

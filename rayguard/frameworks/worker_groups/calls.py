@@ -56,7 +56,7 @@ _IN_ALL = "_execute_with_func_generator"  # a method of each worker class of bot
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class GroupMethod:
     """A method of a group: ``name`` without the ``role`` that stands before it where several share a process.
 
     ``blocking``: whether its caller waits for the workers' answers.
@@ -83,8 +83,8 @@ def roles_of(methods: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(found - {""}, key=len, reverse=True))
 
 
-def method_of(whole: str, roles: Iterable[str], *, blocking: bool = True) -> Method:
+def method_of(whole: str, roles: Iterable[str], *, blocking: bool = True) -> GroupMethod:
     """Return what the method called ``whole`` is, in a process shared by ``roles``."""
     role = next((role for role in roles if whole.startswith(f"{role}_")), "")
     name = whole[len(role) + 1 :] if role else whole
-    return Method(role, name, _KNOWN.get(name, Effect.UPDATE), blocking)
+    return GroupMethod(role, name, _KNOWN.get(name, Effect.UPDATE), blocking)

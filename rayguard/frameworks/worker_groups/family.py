@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayguard.errors import RecoveryTimeoutError
 from rayguard.frameworks.worker_groups import group_incidents, roll_call
@@ -22,7 +22,7 @@ from rayguard.harmless import counted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rayguard.frameworks.worker_groups.calls import Method
+    from rayguard.frameworks.worker_groups.calls import GroupMethod
     from rayguard.frameworks.worker_groups.policy import GroupPolicy
     from rayguard.frameworks.worker_groups.workers import Workers
     from rayguard.recovery.incident import Incident
@@ -47,7 +47,9 @@ class GroupFamily:
         self._wait_s = policy.rebuild_s + policy.end_s * 2 + _MARGIN_S
         self._rebuilding = False
 
-    def call(self, method: Method, bare: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def call(
+        self, method: GroupMethod, bare: Callable[..., object], /, *args: object, **kwargs: object
+    ) -> object:
         """Return what the workers answer.
 
         Raises:
@@ -82,17 +84,17 @@ class GroupFamily:
             if not any(one == why for _, one in self.history.doubts):
                 self.history = self.history.with_doubt(_EVERYTHING, why)
 
-    def _doubt(self, method: Method, why: str) -> None:
+    def _doubt(self, method: GroupMethod, why: str) -> None:
         with self._lock:
             self.history = self.history.with_doubt(method.role, why)
 
-    def _is_to_keep(self, method: Method) -> bool:
+    def _is_to_keep(self, method: GroupMethod) -> bool:
         """Say whether a call is kept as it is sent: not where a snapshot will follow it at once."""
         if method.effect in {Effect.NONE, Effect.SAVE, Effect.END}:
             return False
         return not self._is_followed(method)
 
-    def _is_followed(self, method: Method) -> bool:
+    def _is_followed(self, method: GroupMethod) -> bool:
         """Say whether a snapshot follows a call. One that is not waited for is not held up by one."""
         return method.effect is Effect.UPDATE and method.blocking and self._snapshots.is_due(method)
 
@@ -116,7 +118,7 @@ class GroupFamily:
             else:
                 self.history = self.history.with_call(made)
 
-    def _survived(self, pending: PendingCall, error: Exception, epoch: int) -> Any:
+    def _survived(self, pending: PendingCall, error: Exception, epoch: int) -> object:
         """Return what the call answers once the workers are back.
 
         Raises:
@@ -247,7 +249,7 @@ class Elsewhere:
     """What stands for a family where it is not at home: makes calls as they are."""
 
     @staticmethod
-    def call(method: Method, bare: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def call(method: GroupMethod, bare: Callable[..., object], /, *args: object, **kwargs: object) -> object:
         """Call the framework's own function."""
         del method
         return bare(*args, **kwargs)

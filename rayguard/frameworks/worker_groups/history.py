@@ -6,22 +6,29 @@ A file of state that holds all of a role's state takes the place of all that cha
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from rayguard.frameworks.worker_groups.calls import ENDS, LOAD, Effect
 
 if TYPE_CHECKING:
-    from rayguard.frameworks.worker_groups.calls import Method
+    from rayguard.frameworks.worker_groups.calls import GroupMethod
 
 _CHANGES = frozenset({Effect.UPDATE, Effect.LOAD})
 
 
+class Repeat(Protocol):
+    """What makes a call again."""
+
+    def make(self) -> object:
+        """Make it, as it was made before."""
+
+
 @dataclass(frozen=True, slots=True)
 class MadeCall:
-    """One call that was made. ``kept`` is what it was made with, opaque here, of ``size_bytes``."""
+    """One call that was made. What ``kept`` holds of it takes ``size_bytes``."""
 
-    method: Method
-    kept: Any
+    method: GroupMethod
+    kept: Repeat
     size_bytes: int = 0
 
 
@@ -88,7 +95,7 @@ class History:
             return self.with_doubt(role, f"its updates since the last whole state took more than {gib:g} GiB")
         return replace(self, calls=(*self.calls, call))
 
-    def _without_begin(self, end: Method) -> History:
+    def _without_begin(self, end: GroupMethod) -> History:
         begin = end.of_role(ENDS[end.name])
         return replace(self, calls=tuple(call for call in self.calls if call.method.whole != begin))
 
@@ -106,6 +113,6 @@ def _stays(call: MadeCall) -> bool:
     return call.method.effect not in _CHANGES
 
 
-def loads(method: Method) -> Method:
+def loads(method: GroupMethod) -> GroupMethod:
     """Return the method that loads what ``method`` saves."""
     return replace(method, name=LOAD, effect=Effect.LOAD, blocking=True)

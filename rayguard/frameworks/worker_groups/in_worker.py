@@ -8,7 +8,7 @@ import inspect
 import io
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rayguard.frameworks.worker_groups.snapshot_pace import WorkerLook
 
@@ -43,7 +43,7 @@ class _WithoutPath(io.TextIOBase):
         self._line = ""
 
 
-def look(worker: Any, method: str, role: str) -> WorkerLook:
+def look(worker: object, method: str, role: str) -> WorkerLook:
     """Return what must be known before the state of this worker is saved by ``method``."""
     import ray  # noqa: PLC0415 - an actor runs here
 
@@ -56,7 +56,7 @@ def look(worker: Any, method: str, role: str) -> WorkerLook:
     )
 
 
-def save(worker: Any, method: str, path: str) -> None:
+def save(worker: object, method: str, path: str) -> None:
     """Have this worker save its state into a folder of ours, and print nothing of it."""
     quiet = _WithoutPath(path, sys.stdout)
     with contextlib.redirect_stdout(quiet), warnings.catch_warnings():
@@ -65,7 +65,7 @@ def save(worker: Any, method: str, path: str) -> None:
     quiet.end()
 
 
-def _holder(worker: Any, role: str) -> object:
+def _holder(worker: object, role: str) -> object:
     """Return the worker of a role, within a process that several share."""
     return getattr(worker, "worker_dict", {}).get(role, worker)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayguard.frameworks.worker_groups.history import MadeCall
 from rayguard.harmless import harmless
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ray import ObjectRef
 
-    from rayguard.frameworks.worker_groups.calls import Method
+    from rayguard.frameworks.worker_groups.calls import GroupMethod
 
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _PLAIN_BYTES = 4_096  # of text
@@ -58,14 +58,18 @@ class PendingCall:
     """A call that its caller waits for."""
 
     def __init__(
-        self, method: Method, bare: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        method: GroupMethod,
+        bare: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
     ) -> None:
         self.method, self._bare, self._args, self._kwargs = method, bare, args, kwargs
         self.was_sent = False  # its workers may have begun it
         self._is_to_keep = False
         self._kept: MadeCall | None = None
 
-    def make(self, *, keep: bool) -> Any:
+    def make(self, *, keep: bool) -> object:
         """Make it; with ``keep``, what it is made with is kept as soon as it has been sent."""
         here.pending, self._is_to_keep = self, keep
         try:
@@ -108,10 +112,10 @@ class PendingCall:
 class Sending:
     """The function by which a framework sends a call to workers; tells when it has been sent."""
 
-    def __init__(self, execute: Callable[..., Any]) -> None:
+    def __init__(self, execute: Callable[..., object]) -> None:
         self._execute = execute
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
         """Send it."""
         before, here.within = here.within, True
         pending, here.pending = here.pending, None

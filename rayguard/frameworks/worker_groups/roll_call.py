@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayguard.frameworks.worker_groups import group_incidents
+from rayguard.ray_internals.actor_classes import ask_ready
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ray import ObjectRef
+
 _MORE_S = 0.1  # for others that died with the first
 
 
-def dead_ranks(workers: Sequence[Any], within_s: float) -> dict[int, BaseException]:
+def dead_ranks(workers: Sequence[object], within_s: float) -> dict[int, BaseException]:
     """Return the ranks whose workers serve no more, each with what Ray says of it; empty where all live.
 
     Comes back as soon as one is found; a worker that Ray restarts by itself counts, it is a blank one.
     """
     import ray  # noqa: PLC0415 - only where a group was made
 
-    asked = {worker.__ray_ready__.remote(): rank for rank, worker in enumerate(workers)}
+    asked = {ask_ready(worker): rank for rank, worker in enumerate(workers)}
     waiting = list(asked)
     dead: dict[int, BaseException] = {}
     until = time.monotonic() + within_s
@@ -43,7 +46,7 @@ def patience_s(error: BaseException, ask_s: float, broken_s: float) -> float:
     return ask_s
 
 
-def all_ready(workers: Sequence[Any], within_s: float) -> bool:
+def all_ready(workers: Sequence[object], within_s: float) -> bool:
     """Say whether all workers have come up in time.
 
     Raises:
@@ -51,13 +54,13 @@ def all_ready(workers: Sequence[Any], within_s: float) -> bool:
     """
     import ray  # noqa: PLC0415 - as above
 
-    asked = [worker.__ray_ready__.remote() for worker in workers]
+    asked = [ask_ready(worker) for worker in workers]
     answered, waiting = ray.wait(asked, num_returns=len(asked), timeout=within_s)
     ray.get(answered, timeout=_MORE_S)
     return not waiting
 
 
-def end_all(workers: Sequence[Any], within_s: float) -> None:
+def end_all(workers: Sequence[object], within_s: float) -> None:
     """End the processes of these workers, and wait until all have ended, or for so long.
 
     New ones wait for the place of those that are late, within their own deadline.
@@ -66,11 +69,11 @@ def end_all(workers: Sequence[Any], within_s: float) -> None:
 
     for worker in workers:
         ray.kill(worker, no_restart=True)
-    asked = [worker.__ray_ready__.remote() for worker in workers]
+    asked = [ask_ready(worker) for worker in workers]
     ray.wait(asked, num_returns=len(asked), timeout=within_s)
 
 
-def _death(answer: Any) -> BaseException | None:
+def _death(answer: ObjectRef) -> BaseException | None:
     import ray  # noqa: PLC0415 - as above
     from ray.exceptions import RayActorError, RayError  # noqa: PLC0415 - as above
 

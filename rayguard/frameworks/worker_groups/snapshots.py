@@ -1,4 +1,4 @@
-"""The state of roles kept in memory by their owner, made by the workers' own ``save_checkpoint``; and found.
+"""The state of roles kept in memory by their owner, saved by the workers themselves; and found.
 
 A checkpoint of the user's own serves as well, where all of its files can be seen from here. What cannot be
 proved to be a whole state is none: then updates are kept and made again.
@@ -12,7 +12,7 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayguard.frameworks.worker_groups import held_state, in_worker, snapshot_pace
 from rayguard.frameworks.worker_groups.calls import SAVE
@@ -23,9 +23,9 @@ from rayguard.frameworks.worker_groups.snapshot_pace import SnapshotPace
 from rayguard.ray_internals.actor_classes import run_in_actor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from rayguard.frameworks.worker_groups.calls import Method
+    from rayguard.frameworks.worker_groups.calls import GroupMethod
     from rayguard.frameworks.worker_groups.pending_call import PendingCall
     from rayguard.frameworks.worker_groups.policy import GroupPolicy
     from rayguard.frameworks.worker_groups.snapshot_pace import WorkerLook
@@ -46,14 +46,14 @@ class Snapshots:
         self._off: set[str] = set()
         self._looks: dict[str, Sequence[WorkerLook]] = {}
 
-    def is_due(self, method: Method) -> bool:
+    def is_due(self, method: GroupMethod) -> bool:
         """Say whether an update by ``method`` is followed by a snapshot."""
         if method.role in self._off or not self._policy.snapshot_ratio:
             return False
         pace = self._pace.setdefault(method.role, SnapshotPace(ratio=self._policy.snapshot_ratio))
         return pace.is_due(time.monotonic())
 
-    def taken(self, method: Method) -> MadeCall | None:
+    def taken(self, method: GroupMethod) -> MadeCall | None:
         """Keep the state of a role now, after ``method``; None where it cannot be, which is said once."""
         from ray.exceptions import RayActorError  # noqa: PLC0415 - only where a group was made
 
@@ -103,7 +103,7 @@ class Snapshots:
             for path, _ in self._held.values():
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _why_not(self, save: Method) -> str:
+    def _why_not(self, save: GroupMethod) -> str:
         import ray  # noqa: PLC0415 - as above
 
         looks = self._looked(save)
@@ -118,7 +118,7 @@ class Snapshots:
             return f"about {needed / 2**30:.1f} GiB are too much for this node"
         return ""
 
-    def _take(self, save: Method, load: Any) -> MadeCall:
+    def _take(self, save: GroupMethod, load: Callable[..., object]) -> MadeCall:
         import ray  # noqa: PLC0415 - as above
 
         held_state.sweep()
@@ -138,7 +138,7 @@ class Snapshots:
         self._pace[save.role] = self._pace[save.role].after(now - began, now)
         return MadeCall(loads(save), KeptCall(load, (str(path),)))
 
-    def _looked(self, save: Method) -> Sequence[WorkerLook]:
+    def _looked(self, save: GroupMethod) -> Sequence[WorkerLook]:
         import ray  # noqa: PLC0415 - as above
 
         if save.role not in self._looks:

@@ -18,10 +18,10 @@ from rayguard.frameworks.worker_groups.pending_call import Sending, here
 from rayguard.harmless import harmless
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
-    from rayguard.frameworks.worker_groups.calls import Method
+    from rayguard.frameworks.worker_groups.calls import GroupMethod
     from rayguard.frameworks.worker_groups.family import GroupFamily
     from rayguard.frameworks.worker_groups.policy import GroupPolicy
 
@@ -62,7 +62,7 @@ def attach(module: ModuleType, policy: GroupPolicy | None = None) -> bool:
     return True
 
 
-def family_of(group: Any) -> GroupFamily | None:
+def family_of(group: object) -> GroupFamily | None:
     """Return the family that a group belongs to: that of its workers; None for one that is left alone."""
     from rayguard.ray_internals.actor_classes import actor_id  # noqa: PLC0415 - only where a group was made
 
@@ -76,13 +76,15 @@ def family_of(group: Any) -> GroupFamily | None:
 class VerlWorkers:
     """The workers that one group made, for itself and for those that share them."""
 
-    def __init__(self, group: Any, make: Callable[..., None], args: tuple[Any, ...], kwargs: Any) -> None:
+    def __init__(
+        self, group: object, make: Callable[..., None], args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> None:
         state = vars(group)
         self._group, self._make, self._args, self._kwargs = group, make, args, kwargs
         self._prefix = str(state["name_prefix"])
         self._address = state["_master_addr"], state["_master_port"]  # its user's, before it is made
-        self._groups: weakref.WeakSet[Any] = weakref.WeakSet([group])
-        self._loads: dict[str, Callable[..., Any]] = {}
+        self._groups: weakref.WeakSet[object] = weakref.WeakSet([group])
+        self._loads: dict[str, Callable[..., object]] = {}
 
     @property
     def name(self) -> str:
@@ -91,9 +93,9 @@ class VerlWorkers:
         return f"{type(self._group).__name__} of {len(self.handles)} ({roles})"
 
     @property
-    def handles(self) -> Sequence[Any]:
+    def handles(self) -> Sequence[object]:
         """Return those that serve now."""
-        found: Sequence[Any] = vars(self._group)["_workers"]
+        found: Sequence[object] = vars(self._group)["_workers"]
         return found
 
     @functools.cached_property
@@ -102,13 +104,13 @@ class VerlWorkers:
         cls = vars(self._group)["ray_cls_with_init"].cls
         return roles_of(name for name in dir(cls) if hasattr(getattr(cls, name, None), _MAGIC))
 
-    def join(self, group: Any, method: Method, bare: Callable[..., Any]) -> None:
+    def join(self, group: object, method: GroupMethod, bare: Callable[..., object]) -> None:
         """Take note of a group that calls these workers by ``bare``."""
         self._groups.add(group)
         if method.effect is Effect.LOAD:
             self._loads[method.role] = bare
 
-    def load(self, method: Method) -> Callable[..., Any] | None:
+    def load(self, method: GroupMethod) -> Callable[..., object] | None:
         """Return the function that loads what ``method`` saves; None where there is none."""
         return self._loads.get(method.role)
 
@@ -165,7 +167,7 @@ def _recording(make: Callable[..., None], policy: GroupPolicy | None) -> Callabl
     """Return ``make`` with note taken of the workers that it made, and how."""
 
     @functools.wraps(make)
-    def recorded(self: Any, *args: Any, **kwargs: Any) -> None:
+    def recorded(self: object, *args: object, **kwargs: object) -> None:
         workers = None
         with harmless("group"):
             workers = VerlWorkers(self, make, args, kwargs)
@@ -179,7 +181,7 @@ def _recording(make: Callable[..., None], policy: GroupPolicy | None) -> Callabl
     return recorded
 
 
-def _look_after(group: Any, workers: VerlWorkers, policy: GroupPolicy | None) -> None:
+def _look_after(group: object, workers: VerlWorkers, policy: GroupPolicy | None) -> None:
     from rayguard.frameworks.worker_groups.family import GroupFamily  # noqa: PLC0415 - only where a group was made
     from rayguard.frameworks.worker_groups.policy import GroupPolicy  # noqa: PLC0415 - as above
 
@@ -188,24 +190,24 @@ def _look_after(group: Any, workers: VerlWorkers, policy: GroupPolicy | None) ->
     _families.add(family)
 
 
-def _guarding(generator: Callable[..., Any]) -> Callable[..., Any]:
+def _guarding(generator: Callable[..., object]) -> Callable[..., object]:
     """Return ``generator``, which makes a group's methods, with each of them under the group's family."""
 
     @functools.wraps(generator)
     def func_generator(
-        self: Any,
+        self: object,
         method_name: str,
-        dispatch_fn: Any,
-        collect_fn: Any,
-        execute_fn: Any,
+        dispatch_fn: object,
+        collect_fn: object,
+        execute_fn: Callable[..., object],
         blocking: bool,  # noqa: FBT001
-    ) -> Any:
+    ) -> object:
         family = None
         with harmless("group"):
             family = family_of(self)
         if family is None:
             return generator(self, method_name, dispatch_fn, collect_fn, execute_fn, blocking)
-        bare = generator(self, method_name, dispatch_fn, collect_fn, Sending(execute_fn), blocking)
+        bare: Any = generator(self, method_name, dispatch_fn, collect_fn, Sending(execute_fn), blocking)
         with harmless("group"):
             workers: Any = family.workers
             method = method_of(method_name, workers.roles, blocking=bool(blocking))
@@ -219,26 +221,26 @@ def _guarding(generator: Callable[..., Any]) -> Callable[..., Any]:
 class GuardedMethod:
     """A method of a group, called through its family; in another process it is the bare one."""
 
-    def __init__(self, family: GroupFamily, method: Method, bare: Callable[..., Any]) -> None:
+    def __init__(self, family: GroupFamily, method: GroupMethod, bare: Callable[..., object]) -> None:
         self._family, self._method, self._bare = family, method, bare
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> object:
         """Call it."""
         return self._family.call(self._method, self._bare, *args, **kwargs)
 
 
-def _like(bare: Any, guarded: GuardedMethod) -> Any:
+def _like(bare: object, guarded: GuardedMethod) -> object:
     """Return ``guarded`` as what the framework makes: verl gives each method a class of its name."""
     if inspect.isfunction(bare):
         return functools.update_wrapper(guarded, bare)
     return type(type(bare).__name__, (type(bare),), {"__call__": guarded})()
 
 
-def _noticing(send: Callable[..., Any]) -> Callable[..., Any]:
+def _noticing(send: Callable[..., object]) -> Callable[..., object]:
     """Return a group's ``execute_...`` with a doubt raised where somebody calls it by hand."""
 
     @functools.wraps(send)
-    def sent(self: Any, method_name: str, *args: Any, **kwargs: Any) -> Any:
+    def sent(self: object, method_name: str, *args: object, **kwargs: object) -> object:
         with harmless("group"):
             family = None if here.within or here.rebuilding else family_of(self)
             if family is not None and method_of(method_name, family.workers.roles).effect is not Effect.NONE:
@@ -251,7 +253,7 @@ def _noticing(send: Callable[..., Any]) -> Callable[..., Any]:
 def _handing_out(workers: property) -> property:
     """Return ``workers`` with a doubt raised: whoever has the handles goes on calling those that ended."""
 
-    def handed_out(self: Any) -> Any:
+    def handed_out(self: object) -> object:
         with harmless("group"):
             if (family := family_of(self)) is not None:
                 family.doubt(

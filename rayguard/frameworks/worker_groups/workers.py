@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rayguard.frameworks.worker_groups.calls import Method
+    from rayguard.frameworks.worker_groups.calls import GroupMethod
 
 
 class Workers(Protocol):
@@ -22,11 +22,11 @@ class Workers(Protocol):
         """Return the roles that share a worker's process."""
 
     @property
-    def handles(self) -> Sequence[Any]:
+    def handles(self) -> Sequence[object]:
         """Return those that serve now."""
 
     def make_again(self, number: int) -> None:
         """Make new ones, the ``number``-th set, and put them where all groups find them."""
 
-    def load(self, method: Method) -> Callable[..., Any] | None:
+    def load(self, method: GroupMethod) -> Callable[..., object] | None:
         """Return the function that loads what ``method`` saves; None where there is none."""

@@ -78,6 +78,7 @@ def options(folder, run, *, ranks, prompts, steps):
         f"{actor}use_torch_compile=false",
         f"{actor}optim.lr=1e-3",
         "worker.rollout.n=4",
+        "worker.rollout.val_override_config={n: 1}",
         f"worker.reward.reward_function={folder}/reward.py:score",
         f"{trainer}n_gpus_per_node={ranks}",
         f"{trainer}max_steps={steps}",
@@ -102,6 +103,7 @@ def trained(folder, *, mode, strikes=(), ranks=2, prompts=4, steps=4):
         "EASYR1_STRIKE": str(word),
         "RAYGUARD_HOME": str(run / "home"),
         "RAY_OVERRIDE_RESOURCES": json.dumps({"GPU": ranks, "CPU": 16 + 5 * ranks}),
+        "RAY_ADDRESS": "local",  # never a cluster that somebody else has started here
         "RAY_AUTH_MODE": "disabled",
         "RAY_DEDUP_LOGS": "0",
         "OMP_NUM_THREADS": "1",
