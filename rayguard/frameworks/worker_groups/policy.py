@@ -19,7 +19,7 @@ class GroupPolicy:
     ``snapshot_ratio``: the share of a run's time that snapshots may take; 0: none are made.
     ``memory_ratio``: the share of the node's free memory that a snapshot may need.
     ``kept_bytes``: how much is kept, in the object store, of what updates were called with since the last
-    snapshot or checkpoint.
+    snapshot or checkpoint; a fifth of the node's store at most.
     ``ask_s``: how long a group is asked who died after an error, ``broken_s`` after one that speaks of it.
     ``end_s``: until all processes have ended; ``rebuild_s``: until new ones are where the old ones were;
     ``snapshot_s``: until a snapshot is made.
