@@ -16,6 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
+PLUGIN = {  # as docs/frameworks/easyr1.md has it, with two processes less on a small machine
+    "RAY_RUNTIME_ENV_PLUGINS": '[{"class": "rayguard.cluster.plugin.RayguardPlugin"}]',
+    "RAY_RUNTIME_ENV_HOOK": "rayguard.cluster.driver.prepare",
+    "RAYGUARD_PLUGIN": '{"agent": false, "supervisor": false}',
+}
 TEXTS = [f"what is {one} plus {one * 3 % 17}, and {one * 7 % 11} less?" for one in range(64)]
 REWARD = """
 REWARD_NAME, REWARD_TYPE = "letters", "batch"
@@ -98,7 +103,8 @@ def trained(folder, *, mode, strikes=(), ranks=2, prompts=4, steps=4):
         "PYTHONPATH": os.pathsep.join(
             [str(HERE / "easyr1_cpu"), os.environ["EASYR1_SRC"], str(HERE.parents[2])]
         ),
-        "EASYR1_CPU": mode,
+        **(PLUGIN if mode == "guarded" else {}),
+        "EASYR1_CPU": "1",
         "EASYR1_SUMS": str(sums),
         "EASYR1_STRIKE": str(word),
         "RAYGUARD_HOME": str(run / "home"),
@@ -171,13 +177,9 @@ def check_seven_on_three(folder):
     bare = trained(folder, mode="bare", ranks=3, prompts=7, steps=2)
     whole = show("7 on 3, bare", bare, holds=bare.code != 0 and "only support equal chunk" in bare.said)
     found = trained(folder, mode="guarded", ranks=3, prompts=7, steps=2)
-    one = trained(folder, mode="bare", ranks=1, prompts=7, steps=2)
-    whole &= show("7 on 1, bare", one, holds=one.code == 0)
-    near = len(found.sums) == len(one.sums) == 2 and all(
-        abs(left - right) < 1e-3 for left, right in zip(found.sums, one.sums, strict=True)
+    return whole & show(
+        "7 on 3, guarded", found, holds=not found.code and (found.rows, found.steps) == ([10, 10], [1, 1])
     )
-    good = found.code == 0 and found.rows == [10, 10] and found.steps == [1, 1]
-    return whole & show("7 on 3, guarded", found, holds=good and near)
 
 
 def check_places(folder):

@@ -1,4 +1,4 @@
-"""Loaded as each Python of a check begins: lets EasyR1 run on a CPU, and rayguard look after it where asked to.
+"""Loaded as each Python of a check begins: lets EasyR1 run on a CPU.
 
 EasyR1 itself is not changed: its workers, which need CUDA and vLLM, are replaced by those in ``fsdp_workers``, and
 modules that are not there by empty ones.
@@ -39,7 +39,3 @@ if os.environ.get("EASYR1_CPU"):
     from rayguard.frameworks.after_import import after_import
 
     after_import("verl.single_controller.base.worker", _no_gpu)
-    if os.environ["EASYR1_CPU"] == "guarded":
-        from rayguard.frameworks import hooks
-
-        hooks.watch_imports(after_import)
