@@ -30,7 +30,7 @@ def framework():
 
 CHECKS = {
     "rank 1 killed inside an all-reduce": partial(checks.check_updates_are_made_again, collective=True),
-    "rank 0 killed, state in a checkpoint": partial(
+    "rank 1 killed, state in a checkpoint": partial(
         checks.check_a_checkpoint_of_the_users_own, counts_what_it_saves=True
     ),
     "rank 0 killed, state in memory": partial(checks.check_a_snapshot_in_memory, collective=True),
