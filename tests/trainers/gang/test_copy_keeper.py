@@ -152,8 +152,12 @@ def test_what_all_have_stays_until_all_have_a_newer_one(rank, near, far):
         assert copy(near, far, number, keep=number - 1) is CopyEnd.WHOLE
         assert {one.number for one, _ in far.standing(0, []).copies} == {number - 1, number}
         assert len(open_files() - before) <= 3
-    assert copy(near, far, 29, keep=29, generation=1) is CopyEnd.WHOLE
-    assert [read(far, 29, generation=one) for one in (0, 1)] == [bytes([29]) * SIZE] * 2
+    for generation in range(1, 9):  # each gone back to the same call
+        assert copy(near, far, 29, keep=29, generation=generation) is CopyEnd.WHOLE
+        both = {generation - 1, generation}
+        assert {one.generation for one, _ in far.standing(0, []).copies} == both
+        assert {read(far, 29, generation=one) for one in both} == {bytes([29]) * SIZE}
+    assert len(open_files() - before) <= 3
     rank(30)
     assert copy(near, far, 30, keep=29, rank=5) is CopyEnd.WHOLE, "of another rank"
     assert {one.number for one, _ in far.standing(0, []).copies} == {29, 30}

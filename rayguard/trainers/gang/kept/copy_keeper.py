@@ -127,13 +127,13 @@ class CopyKeeper:
         return os.pread(found.file.fileno(), PART_BYTES, number * PART_BYTES), found.digests[number]
 
     def _drop(self, tag: CopyTag, keep: int | None) -> None:
-        """Drop what is not needed any more when a copy for ``tag`` comes: all ranks have that of ``keep``."""
-        needed = tuple(
-            one
-            for one in self._copies
-            if one.tag.layout == tag.layout
-            and (one.tag.number >= (keep or 0) if one.tag.rank != tag.rank else one.tag.number == keep)
-        )
+        """Drop what is not needed any more when a copy for ``tag`` comes: all ranks have that of ``keep``.
+
+        Of that number there may be several, one a generation: the last is enough.
+        """
+        last = [one for one in self._copies if (one.tag.rank, one.tag.number) == (tag.rank, keep)][-1:]
+        others = (one for one in self._copies if one.tag.rank != tag.rank and one.tag.number >= (keep or 0))
+        needed = tuple(one for one in (*others, *last) if one.tag.layout == tag.layout)
         dropped = [one.file for one in self._copies if one not in needed]
         self._copies = needed
         for file in (*self._spare, *dropped[1:]):
