@@ -1,1 +1,1 @@
-"""Hooks of frameworks that train without Ray: TRL and ms-swift. Importing this imports nothing of them."""
+"""Hooks of frameworks: EasyR1 and verl, TRL and ms-swift. Importing this imports nothing of them."""
