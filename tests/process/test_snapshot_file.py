@@ -139,6 +139,7 @@ def test_it_grows_and_shrinks(sizes, tmp_path_factory):
     assert read(path) == Snapshot(bytes([len(sizes) - 1]) * sizes[-1], 1, frozenset(), undone)
     file.remove()
     assert not list(path.parent.iterdir())
+    file.close()
 
 
 def test_its_memory_is_bounded(path, file):
@@ -264,6 +265,7 @@ def test_the_file_knows_at_any_time_what_a_death_would_cut_off(tmp_path_factory,
             if kept is None
             else Snapshot(kept, len(undone), frozenset(running.values()), frozenset(undone))
         )
+    file.close()
 
 
 # -- what is damaged
@@ -278,6 +280,7 @@ def test_a_file_cut_anywhere_is_an_error_or_a_whole_snapshot(tmp_path_factory, d
     states = [os.urandom(data.draw(st.integers(0, 6_000))) for _ in range(data.draw(st.integers(1, 3)))]
     for state in states:
         file.write([state])
+    file.close()
     whole = path.read_bytes()
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
     with contextlib.suppress(ValueError):

@@ -205,3 +205,4 @@ def test_the_newest_the_one_before_and_those_held_are_always_there(tmp_path_fact
         assert {one for one in held if one <= newest} <= there
         for number in there:
             assert read_snapshot(path, number).data == b"%d" % states[number]
+    file.close()

@@ -255,8 +255,9 @@ def test_an_error_before_anything_was_sent_leaves_no_doubt(family_of):
     assert family.call(UPDATE, Sending(workers.update), 2) == 3
 
 
-def test_what_cannot_be_kept_is_doubted(family_of, journal):
+def test_what_cannot_be_kept_is_doubted(family_of, journal, monkeypatch):
     """The call itself has its answer, and a later death is told as it is."""
+    monkeypatch.setattr("ray.put", pickle.dumps)  # which would start a cluster, and refuses a lock as well
     workers = Number(dying={2})
     family = family_of(workers)
     assert family.call(UPDATE, lambda number, lock: workers.update(number), 1, threading.Lock()) == 1
