@@ -21,7 +21,10 @@ HERE = Path(__file__).parent
 # tests of engines have loaded vLLM and thousands of signatures into it.
 _FIRST = {HERE / name for name in ("memory", "objects", "process")}
 # Those of minutes, begun last, would leave the other cores idle; not both at once: each fills the cores.
-_ORDER = (_FIRST, {HERE / "never_worse"}, {HERE / "actors"}, {HERE / "trials"}, {HERE / "pool"})
+_ORDER = (
+    _FIRST,
+    *({HERE / name} for name in ("never_worse", "actors", "trials", "pool", "trainers")),
+)
 
 
 def pytest_collection_modifyitems(items):
