@@ -123,6 +123,7 @@ class StateKeeper:
             for call, place in self._left:
                 if call:
                     self._answers[call] = None
+                self._since.ended(place)  # what it was given is not the next call's at this place
                 self._file.ended(place)
             self._left.clear()
             kept = (self._state(), self._answers)

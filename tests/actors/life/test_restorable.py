@@ -226,6 +226,29 @@ def test_calls_since_the_snapshot_are_made_again_where_they_may_run_twice(task):
     assert (ledger.log, lost) == (("a", "refused", "b", "c"), ()), "those of the life before are in its state"
 
 
+def test_what_a_call_that_leaves_was_given_is_no_other_calls(task, monkeypatch):
+    """Its place is given to the next one, which may not run twice."""
+    monkeypatch.setattr("rayguard.process.snapshot_file._MOST_RUNNING", 2)
+
+    @guard(policy=GuardPolicy(snapshot=SnapshotPolicy(every_calls=9)))
+    class Taking(Ledger):
+        def add(self, given=None):
+            self.n += 1
+
+    ledger = Taking()
+    keeper = restorable.StateKeeper(ledger, HERE)
+    keeper.keep()
+    task.append("leaving")
+    leaving = keeper.begun("put", ((["left"],), {}))
+    leaves(keeper, leaving, task, "leaving")
+    task.append("")
+    keeper.keep()
+    for _ in range(2):
+        made(keeper, ledger, task, "add")
+    ledger, lost, _ = next_life(Taking)
+    assert (ledger.n, lost) == (0, ("add", "add"))
+
+
 def test_what_cannot_be_made_again_is_lost_by_name(task):
     """Its arguments cannot be packed; it fails now and did not then; it is there no more."""
     ledger = Sparse()
