@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import weakref
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from rayguard.frameworks.server.guarded_link import DEADLINE_S, ClientShape, Gua
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
+_log = logging.getLogger("rayguard")
 _links: weakref.WeakKeyDictionary[object, GuardedLink] = weakref.WeakKeyDictionary()
 
 
@@ -25,6 +27,13 @@ def unknown(cls: type, known: Mapping[str, tuple[str, ...]]) -> str:
         if found[: len(parameters)] != parameters:
             return f"{name} takes {', '.join(found)}"
     return ""
+
+
+def tell_unknown(cls: type, why: str) -> None:
+    """Say that a class is none that is known, and so left as it is."""
+    _log.warning(
+        "rayguard does not know this %s.%s (%s): its server is not guarded", cls.__module__, cls.__name__, why
+    )
 
 
 def link_of(client: object) -> GuardedLink | None:

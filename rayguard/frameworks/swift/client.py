@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 from typing import TYPE_CHECKING, Protocol, cast
 
 from rayguard.frameworks.server import guarded_class
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
     from types import ModuleType
 
-_log = logging.getLogger("rayguard")
 _INFER = {"infer": ("infer_requests", "request_config")}
 _CLIENT = {
     "init_communicator": ("device",),
@@ -78,12 +76,7 @@ def guard_client(cls: type, *, deadline_s: float = DEADLINE_S) -> bool:
     pushes = hasattr(cls, "init_communicator")
     why = guarded_class.unknown(cls, {**_INFER, **(_CLIENT if pushes else {})})
     if why:
-        _log.warning(
-            "rayguard does not know this %s.%s (%s): its server is not guarded",
-            cls.__module__,
-            cls.__name__,
-            why,
-        )
+        guarded_class.tell_unknown(cls, why)
         return False
     shape = SwiftShape()
     if not guarded_class.is_guarded(cls, "infer"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import socket
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
-_log = logging.getLogger("rayguard")
 _PORTS = 100
 _COMMON = {
     "generate": ("prompts",),
@@ -85,12 +83,7 @@ def guard_client(cls: type, *, deadline_s: float = DEADLINE_S) -> bool:
     streamed = not guarded_class.unknown(cls, _STREAMED)
     why = "" if streamed else guarded_class.unknown(cls, _ONE_BY_ONE)
     if why:
-        _log.warning(
-            "rayguard does not know this %s.%s (%s): its server is not guarded",
-            cls.__module__,
-            cls.__name__,
-            why,
-        )
+        guarded_class.tell_unknown(cls, why)
         return False
     if guarded_class.is_guarded(cls, "generate"):
         return True
