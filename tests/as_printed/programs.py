@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,21 +34,35 @@ class Run:
 
 
 def run(program: Program, folder: Path, *, python: Path, deadline_s: float) -> Run:
-    """Run ``program`` with ``python`` in the empty ``folder``, which is its home too."""
+    """Run ``program`` with ``python`` in the empty ``folder``, which is its home too.
+
+    Ray's folder is its own as well: in the common one it finds the clusters of other tests, and joins them.
+    """
     file = folder / "page.py"
     file.write_text(program.source, encoding="utf-8")
     bare = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    process = subprocess.Popen(
-        [python, "-u", file],
-        cwd=folder,
-        env=bare | {"HOME": str(folder), "PATH": f"{python.parent}:{bare['PATH']}"} | program.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    own = {"HOME": str(folder), "PATH": f"{python.parent}:{bare['PATH']}"}
+    with tempfile.TemporaryDirectory(prefix="r-", dir="/tmp", ignore_cleanup_errors=True) as rays:
+        process = subprocess.Popen(
+            [python, "-u", file],
+            cwd=folder,
+            env=bare | own | {"RAY_TMPDIR": rays} | program.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        said = _said(process, deadline_s)
+    count = len(program.blocks)
+    if process.returncode == 0:
+        return Run(blocks=count, blocks_ok=count, said=said)
+    return Run(blocks=count, blocks_ok=_done(program, said), said=said[-_TAIL:])
+
+
+def _said(process: subprocess.Popen[str], deadline_s: float) -> str:
+    """Wait for the end of a program; return what it has said."""
     try:
-        said = process.communicate(timeout=deadline_s)[0]
+        return process.communicate(timeout=deadline_s)[0]
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGINT)  # its traceback says where it stood
         try:
@@ -55,11 +70,7 @@ def run(program: Program, folder: Path, *, python: Path, deadline_s: float) -> R
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             said = process.communicate()[0]
-        said += f"\nstill ran after {deadline_s:.0f} s"
-    count = len(program.blocks)
-    if process.returncode == 0:
-        return Run(blocks=count, blocks_ok=count, said=said)
-    return Run(blocks=count, blocks_ok=_done(program, said), said=said[-_TAIL:])
+    return f"{said}\nstill ran after {deadline_s:.0f} s"
 
 
 def _done(program: Program, said: str) -> int:

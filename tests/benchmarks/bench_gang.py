@@ -23,6 +23,7 @@ import time
 from typing import TYPE_CHECKING
 
 import rayguard
+from tests.unlisted_cluster import unlisted_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,10 +108,9 @@ def trainer() -> type:  # noqa: C901 - a class with its methods
 def copies() -> dict[str, float]:
     """Return what calls cost with copies and without."""
     import ray
-    from ray.cluster_utils import Cluster
 
     with tempfile.TemporaryDirectory(prefix="rays-", dir="/tmp") as folder:  # short: sockets lie in there
-        cluster = Cluster()
+        cluster = unlisted_cluster()
         try:
             cluster.add_node(num_cpus=2 * RANKS, include_dashboard=False, temp_dir=folder)
             cluster.add_node(num_cpus=0)

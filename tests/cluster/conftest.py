@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from node_pair import TwoNodes
 
+from tests.unlisted_cluster import unlisted_cluster
+
 
 @pytest.fixture(scope="module")
 def two_nodes(tmp_path_factory):
     """A connected driver on a cluster of two nodes, whose workers import the modules of this directory."""
     import ray
-    from ray.cluster_utils import Cluster
 
     folder = tmp_path_factory.mktemp("nodes")
     here = Path(__file__).parent
@@ -24,7 +25,7 @@ def two_nodes(tmp_path_factory):
         patch.setenv("RAYGUARD_HOME", str(folder / "driver"))
         patch.setenv("PYTHONPATH", os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]))
         patch.setattr(sys, "path", [*folders, *sys.path])
-        cluster = Cluster()
+        cluster = unlisted_cluster()
         both = TwoNodes(cluster, folder)
         # Of its own: in /tmp/ray clusters of other tests tell Prometheus of theirs, in the same file.
         rays = tempfile.mkdtemp(prefix="rays-", dir="/tmp")  # short: Ray's sockets lie in there

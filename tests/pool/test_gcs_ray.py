@@ -16,6 +16,7 @@ from rayguard.pool.values.policy import PoolPolicy
 from rayguard.pool.values.request import fan_out
 from rayguard.testing.scripted import answer
 from tests.pool.light import light
+from tests.unlisted_cluster import unlisted_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
@@ -33,12 +34,11 @@ HEALTH = {
 def nodes(tmp_path_factory):
     """A head and what can be added to it; engines fit twice on each."""
     import ray
-    from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAYGUARD_HOME", str(tmp_path_factory.mktemp("home")))
-        cluster = Cluster(
+        cluster = unlisted_cluster(
             initialize_head=True,
             head_node_args={"num_cpus": 1, "resources": {"engine": 2}, "_system_config": HEALTH},
         )

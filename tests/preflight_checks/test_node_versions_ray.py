@@ -9,6 +9,7 @@ import pytest
 
 import rayguard
 from rayguard.preflight_checks import node_versions
+from tests.unlisted_cluster import unlisted_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -16,9 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 @pytest.fixture
 def two_nodes():
     """Light ones, of which one has a GPU that is none."""
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster()
+    cluster = unlisted_cluster()
     for gpus in (0, 1):
         cluster.add_node(num_cpus=1, num_gpus=gpus, object_store_memory=80 << 20)
     yield cluster

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-_FORGET_S = 5.0
+_FORGET_S = 20.0  # for a rank on another node, which may be busy
 _PUBLISH_S = 60.0
 _IDLE_S = 1.0  # for a call that is about to end
 _BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from tests.unlisted_cluster import unlisted_cluster
+
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
@@ -51,10 +53,8 @@ class Stage:
         return self.folder / "ray"
 
     def __enter__(self) -> Self:
-        from ray.cluster_utils import Cluster
-
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-        self.cluster = Cluster()
+        self.cluster = unlisted_cluster()
         self.add(_system_config=_FAST_HEALTH, temp_dir=str(self.temp_folder))
         for n in range(1, self.nodes):
             self.add(**(self.last_node if n == self.nodes - 1 else {}))

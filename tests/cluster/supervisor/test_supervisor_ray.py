@@ -13,6 +13,7 @@ import pytest
 from rayguard.cluster.supervisor.story_links import CRASH_LOOP
 from rayguard.recovery.journal import Journal
 from tests.cluster.node_pair import TwoNodes, until
+from tests.unlisted_cluster import unlisted_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
@@ -106,7 +107,6 @@ class Job:
 def job(tmp_path_factory):
     """A job with agents and a supervisor, on two nodes; more are added to be lost."""
     import ray
-    from ray.cluster_utils import Cluster
 
     from rayguard.cluster.install import installation
 
@@ -118,7 +118,7 @@ def job(tmp_path_factory):
             "PYTHONPATH",
             os.pathsep.join([*map(str, Path(__file__).parents[:2]), os.environ.get("PYTHONPATH", "")]),
         )
-        cluster = Cluster()
+        cluster = unlisted_cluster()
         nodes = TwoNodes(cluster, folder)
         patch.setenv(
             "RAYGUARD_SUPERVISOR", json.dumps(POLICY)

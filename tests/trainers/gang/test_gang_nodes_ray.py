@@ -17,6 +17,7 @@ import pytest
 import rayguard
 from tests.trainers.gang.gang_trainers import small_trainer
 from tests.trainers.gang.node_loss import HEAD_CPUS, OTHER_CPUS, RANKS, GangNodes, copied, keeper_pid, until
+from tests.unlisted_cluster import unlisted_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 STEPS = 5
@@ -26,7 +27,6 @@ STEPS = 5
 def head(tmp_path_factory):
     """A cluster with one node, each node with a home of its own: no disk is shared."""
     import ray
-    from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
@@ -34,7 +34,7 @@ def head(tmp_path_factory):
         patch.setenv(
             "PYTHONPATH", os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
         )
-        cluster = Cluster()
+        cluster = unlisted_cluster()
         found = GangNodes(cluster, tmp_path_factory.mktemp("nodes"))
         rays = tempfile.mkdtemp(prefix="rays-", dir="/tmp")  # short: Ray's sockets lie in there
         try:

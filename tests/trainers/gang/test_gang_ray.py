@@ -161,7 +161,7 @@ def test_it_shrinks_and_grows_with_its_state(ray, strategy):
             ranks=RANKS,
             kwargs={"strategy": strategy},
             options=CPU,
-            policy=rayguard.GangPolicy(min_ranks=2),
+            policy=rayguard.GangPolicy(min_ranks=2, leave_s=60.0),  # who is slow to leave is not lost too
         ) as one:
             sizes = []
             for number in range(4):
