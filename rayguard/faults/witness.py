@@ -157,7 +157,7 @@ def _exceptions(facts: list[ExceptionFact], source: Source, operation: str) -> I
         inner = frames[index]
         yield Witness(
             source=source,
-            quote=exception_quote(fact, inner),
+            quote=exception_quote(fact, up_to_fault(inner)),
             names=names_of(fact.type_name),
             text=without_boilerplate(clean(fact.message, MAX_TEXT_CHARS)),
             frames=inner,
@@ -170,17 +170,31 @@ def _exceptions(facts: list[ExceptionFact], source: Source, operation: str) -> I
 
 
 def origin_of_frames(*outwards: tuple[Frame, ...]) -> Origin | None:
-    """Return whose code raised: the innermost frame outside the standard library says it."""
-    # json.loads("{") is the caller's mistake, not json's: frames of the standard library are passed over,
-    # and where an exception shows nothing else (Ray hides frames), the one it caused is asked. What an
-    # object's class is asked for or given is the mistake of who asks or gives, not of who answers.
+    """Return whose code raised: the innermost frame outside the standard library says it.
+
+    Where an exception shows nothing else (Ray hides frames), the one it caused is asked.
+    """
     for frames in outwards:
-        for index in range(len(frames) - 1, -1, -1):
-            if index and frames[index].function.rpartition(".")[2] in _ANSWERS:
-                continue
-            origin = origin_of(frames[index].file)
-            if origin is not Origin.STDLIB:
-                return origin
+        index = _at_fault(frames)
+        if index is not None:
+            return origin_of(frames[index].file)
+    return None
+
+
+def up_to_fault(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Return the frames up to the one whose code raised: the line to look at is the last one's."""
+    index = _at_fault(frames)
+    return frames if index is None else frames[: index + 1]
+
+
+def _at_fault(frames: tuple[Frame, ...]) -> int | None:
+    # json.loads("{") is the caller's mistake, not json's: frames of the standard library are passed over.
+    # What an object's class is asked for or given is the mistake of who asks or gives, not of who answers.
+    for index in range(len(frames) - 1, -1, -1):
+        if index and frames[index].function.rpartition(".")[2] in _ANSWERS:
+            continue
+        if origin_of(frames[index].file) is not Origin.STDLIB:
+            return index
     return None
 
 

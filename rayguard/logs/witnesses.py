@@ -17,7 +17,7 @@ from rayguard.faults.fault import ExceptionFact
 from rayguard.faults.printed.traceback import PrintedException, TracebackReader
 from rayguard.faults.printed.unfold import unfolded
 from rayguard.faults.quote import MAX_TEXT_CHARS, clean, cut, exception_quote
-from rayguard.faults.witness import Source, Witness, names_of, origin_of_frames
+from rayguard.faults.witness import Source, Witness, names_of, origin_of_frames, up_to_fault
 from rayguard.logs.alarms import is_alarming
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def of_exception(one: PrintedException) -> Witness:
     names = names_of(one.type_name).union(*(names_of(name) for name in one.wrapped))
     return Witness(
         source=Source.RECORD if role.startswith("engine") else Source.CHAIN,
-        quote=exception_quote(fact, one.frames),
+        quote=exception_quote(fact, up_to_fault(one.frames)),
         names=names,
         text=without_boilerplate(one.message),
         frames=one.frames,

@@ -60,6 +60,14 @@ def test_a_wrong_argument_to_the_standard_library_is_the_users():
     assert "JSONDecodeError" in found.cause
 
 
+def test_the_line_that_is_named_is_the_users():
+    """Where the standard library raised, the line to correct is the one that asked it."""
+    error = raised(score, {"answer": "{bad"})
+    assert error.__traceback__.tb_next.tb_next is not None, "json's own frames are there"
+    [told] = [one for one in verdict(error).evidence if "JSONDecodeError" in one]
+    assert told.endswith(f"test_real_exceptions.py:{score.__code__.co_firstlineno + 2} in score)")
+
+
 def test_a_librarys_failure_is_not_the_users():
     """Called from here, raised in a package."""
     import pydantic
