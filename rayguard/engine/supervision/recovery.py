@@ -261,10 +261,10 @@ class Recovery:
         self.tally.tokens_saved += carried.tokens_saved
         self.tally.tokens_lost += carried.tokens_lost
         self._remember()
-        if self._changes.lost:
+        if lost := self._changes.lost or self._lives.weights.refused:
             _log.error("rayguard: %s", self._changes.refusal)
             story.note(self._changes.refusal)
-        self.last = story.close(Outcome.STATE_LOST if self._changes.lost else Outcome.RECOVERED, carried)
+        self.last = story.close(Outcome.STATE_LOST if lost else Outcome.RECOVERED, carried)
 
     def _restartable(self) -> bool:
         with harmless("restartable"):

@@ -299,6 +299,7 @@ def test_a_push_of_the_users_that_fails_answers_nobody_and_restarts_nothing(stag
         with pytest.raises(WeightsError, match="ConnectionError: the trainer is away"):
             one.answers()
     assert len(one.built) == 2
+    assert one.told[-1].outcome is Outcome.STATE_LOST
     broken.clear()
     assert (one.answers(), len(one.built)) == ("1", 2)
 
