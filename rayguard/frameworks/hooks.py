@@ -18,6 +18,7 @@ _BATCHES = (
     "verl.trainer.ray_trainer",
     "verl.workers.fsdp_workers",
 )
+_OPENRLHF = ("openrlhf.trainer.ray.vllm_engine", "openrlhf.trainer.ray.ppo_actor")
 
 
 def watch_imports(after_import: Callable[[str, Callable[[ModuleType], object]], None]) -> None:
@@ -25,6 +26,8 @@ def watch_imports(after_import: Callable[[str, Callable[[ModuleType], object]], 
     after_import(_GROUPS, _attach_groups)
     for name in _BATCHES:
         after_import(name, _attach_batches)
+    for name in _OPENRLHF:
+        after_import(name, _attach_openrlhf)
 
 
 def _attach_groups(module: ModuleType) -> None:
@@ -37,3 +40,9 @@ def _attach_batches(module: ModuleType) -> None:
     from rayguard.frameworks import easyr1_batches  # noqa: PLC0415 - as above
 
     easyr1_batches.attach(module)
+
+
+def _attach_openrlhf(module: ModuleType) -> None:
+    from rayguard.frameworks.openrlhf import attach  # noqa: PLC0415 - as above
+
+    attach.attach(module)

@@ -105,7 +105,7 @@ class RolloutMixin:
 
         with harmless("tried versions"):
             warn_untried(VLLM)
-        mark, around = mark_of(type(self)), _surroundings_of(self)
+        mark, around = mark_of(type(self)), surroundings_of(self)
         self._engine_slot = engine_slot(
             self.build_engine,
             weights=weights,
@@ -189,7 +189,7 @@ class MemoryMixin:
             guard_class(cls, replace(mark, implied=True))
 
 
-def _surroundings_of(owner: object) -> Surroundings:
+def surroundings_of(owner: object) -> Surroundings:
     """Return who the engine belongs to that ``owner`` (an actor, or a plain object) starts now."""
     life = Incarnation()
     with harmless("incarnation"):

@@ -52,7 +52,7 @@ class KeptWeights:
     def __init__(self, room: Callable[[], int] | None = None) -> None:
         self.calls: dict[Hashable, Call] = {}
         self.why_none = ""  # why nothing is kept any more
-        self._room = room or _free
+        self._room = room or free_for_copies
         self._left = 0
 
     def keep(self, key: Hashable, method: str, args: Args, kwargs: Kwargs) -> None:
@@ -124,7 +124,8 @@ def _back(value: object) -> object:
     return value
 
 
-def _free() -> int:
+def free_for_copies() -> int:
+    """Return how many bytes copies of weights may take: so that a share of all memory stays free."""
     probe = NodeProbe()
     found = [one for one in (probe.read(), probe.own_cgroup()) if one is not None]
     return min((int(one.total * (1 - _LEAST_FREE)) - one.used for one in found), default=0)
