@@ -44,6 +44,8 @@ def python_of(wanted: FrameworkEnvironment) -> Path:
         "pip", "install", "--quiet", "--python", str(python), "--overrides", str(overrides),
         "--editable", str(ROOT), *wanted.packages,
     )  # fmt: skip
+    for theirs in folder.glob("lib/python*/site-packages/tests"):
+        shutil.rmtree(theirs)  # some bring their own: it would stand before ours
     note.write_text(said, "utf-8")
     return python
 
