@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import types
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -76,6 +77,7 @@ class GuardedRollout:
         self._values: dict[str, Any] = {}  # what it is built with
         self._vllm: Any = None
         self._file = weight_file.made()
+        weakref.finalize(self, os.close, self._file)
         self._life = 0  # of the engine
         self._joined: int | None = None  # the life that joined the group for weights
         self._whole_in: int | None = None  # the life that the last whole push went to

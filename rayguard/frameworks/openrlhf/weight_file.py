@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,7 @@ class WeightFile:
 
     def __init__(self, path: str, first: str = "", room: Callable[[], int] = free_for_copies) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._file)
         self._size = os.fstat(self._file).st_size
         self._room, self._left = room, 0
         self._first, self._within = first, False
