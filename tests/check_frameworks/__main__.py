@@ -17,7 +17,7 @@ import sys
 from tests.check_frameworks.answers import read
 from tests.check_frameworks.environments import ROOT, python_of
 
-FRAMEWORKS = ("trl", "openrlhf")
+FRAMEWORKS = ("trl", "trl_served", "openrlhf")
 _CHECK_S = 1800
 
 

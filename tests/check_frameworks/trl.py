@@ -1,8 +1,8 @@
 """TRL: a real ``GRPOTrainer`` on the CPU, and its real client of an inference server.
 
 The trainer's own loop, loss, optimizer and checkpoints; a random model of 100 000 parameters. The client is TRL's
-class over HTTP to a server of ours that speaks its protocol, and weights go over HTTP too: NCCL needs a GPU. A real
-engine behind it is not checked here.
+class over HTTP to a server of ours that speaks its protocol, and weights go over HTTP too: NCCL needs a GPU. With a
+real engine behind it: ``trl_served``.
 """
 
 from __future__ import annotations
