@@ -164,10 +164,13 @@ def check_workers_killed(folder):
     """Ranks 1 and 0 die within updates, and one while it generates: as if they had not, to the last digit."""
     bare = trained(folder, mode="bare")
     whole = show("no fault, bare", bare, holds=bare.code == 0)
+    name = ", ".join(STRIKES)
+    struck = trained(folder, mode="bare", strikes=STRIKES)
+    whole &= show(f"{name}, bare", struck, holds=struck.code != 0)
     found = trained(folder, mode="guarded", strikes=STRIKES)
     same = last_of_each(found.sums, len(bare.sums)) == bare.sums
     good = found.code == 0 and found.outcomes == ["recovered"] * len(STRIKES)
-    whole &= show(", ".join(STRIKES), found, holds=good and same)
+    whole &= show(name, found, holds=good and same)
     guarded = trained(folder, mode="guarded")
     return whole & show("no fault, guarded", guarded, holds=guarded.code == 0 and guarded.sums == bare.sums)
 
@@ -178,7 +181,7 @@ def check_seven_on_three(folder):
     whole = show("7 on 3, bare", bare, holds=bare.code != 0 and "only support equal chunk" in bare.said)
     found = trained(folder, mode="guarded", ranks=3, prompts=7, steps=2)
     return whole & show(
-        "7 on 3, guarded", found, holds=not found.code and (found.rows, found.steps) == ([10, 10], [1, 1])
+        "7 on 3", found, holds=not found.code and (found.rows, found.steps) == ([10, 10], [1, 1])
     )
 
 

@@ -1,0 +1,46 @@
+"""verl: its real groups of workers, on the CPU.
+
+Their workers are small ones of our own: its trainers and its own workers need GPUs. What is run stands
+in ``SCRIPTS``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.check_frameworks.answers import FrameworkAnswer
+from tests.check_frameworks.by_path import fault_of, is_bad, lines_of, problem
+from tests.check_frameworks.environments import FrameworkEnvironment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPTS = ("tests/frameworks/worker_groups/checks_verl.py",)
+_RAN = "RayWorkerGroup, create_colocated_worker_cls and spawn on the CPU, gloo, small workers of our own"
+
+
+def environment() -> FrameworkEnvironment:
+    """Return what verl's checks need; it asks for an older transformers than vLLM does."""
+    return FrameworkEnvironment(
+        "verl",
+        ("verl==0.9.1", "transferqueue", "torch==2.13.0", "pytest"),
+        ("transformers==5.19.0", "tensordict>=0.8"),
+    )
+
+
+def answered(python: Path) -> FrameworkAnswer:
+    """Run the checks with the Python of that environment."""
+    return read_lines([line for script in SCRIPTS for line in lines_of(python, script)])
+
+
+def read_lines(lines: list[dict[str, object]]) -> FrameworkAnswer:
+    """Return what the printed lines come to."""
+    version = next((str(line["version"]) for line in lines if line.get("version")), "")
+    identical = [bool(line["no_fault_identical"]) for line in lines if "no_fault_identical" in line]
+    return FrameworkAnswer(
+        version,
+        _RAN,
+        [fault_of(line) for line in lines if "fault" in line],
+        bool(identical) and all(identical),
+        [problem(line) for line in lines if is_bad(line)],
+    )

@@ -1,0 +1,86 @@
+"""What the checks of frameworks print, as ``make check-frameworks`` reads it."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.check_frameworks import __main__ as command
+from tests.check_frameworks import by_path, easyr1, verl
+
+VERL = [
+    {"version": "0.9.1", "start_s": 20.0},
+    {
+        "fault": "rank 1 killed",
+        "bare": "ActorDiedError after 0.3 s",
+        "survived": True,
+        "seconds": 4.0,
+        "ratio_to_restart": 0.2,
+        "restart_s": 20.0,
+        "said": "",
+    },
+    {"check": "handles given to others", "holds": True},
+    {"no_fault_identical": True},
+]
+KILLED = "update_actor 1 2"
+BARE = {"run": "no fault, bare", "holds": True, "code": 0, "seconds": 60.0, "sums": [1.0, 2.0]}
+EASYR1 = [
+    {"run": "places", "holds": True},
+    BARE,
+    {
+        **BARE,
+        "run": f"{KILLED}, bare",
+        "code": 1,
+        "sums": [1.0],
+        "said": "a line\nray.exceptions.ActorDiedError: gone\n",
+    },
+    {**BARE, "run": KILLED, "seconds": 90.0, "recover_s": [24.0, 30.0]},
+    {**BARE, "run": "no fault, guarded"},
+]
+
+
+def test_lines_of_verl_are_an_answer():
+    """Each fault with its own numbers."""
+    found = verl.read_lines(VERL)
+    assert found.good
+    assert (found.version, found.no_fault_identical) == ("0.9.1", True)
+    assert [(one.fault, one.survived, one.seconds, one.ratio_to_restart) for one in found.faults] == [
+        ("rank 1 killed", True, 4.0, 0.2)
+    ]
+
+
+def test_what_does_not_hold_is_a_problem():
+    """A fault that was not survived, another check, and a run that ended early."""
+    lost = {**VERL[1], "survived": False, "said": "ValueError: why"}
+    found = verl.read_lines([VERL[0], lost, {"check": "handles", "holds": False}])
+    assert not found.good
+    assert found.problems == ["rank 1 killed: ValueError: why", "handles: not as it should be"]
+    assert not verl.read_lines(VERL[:-1]).good, "nobody has said that a run without a fault is the same"
+
+
+def test_a_part_that_answers_differently_without_a_fault_is_bad():
+    """One of two is not enough."""
+    assert not verl.read_lines([*VERL, {"no_fault_identical": False}]).no_fault_identical
+
+
+def test_runs_of_easyr1_are_an_answer():
+    """A fault is two runs: the one of the same name that is bare says how it ends, and when."""
+    found = easyr1.read_lines(EASYR1, "b44b311")
+    assert found.good
+    assert [(one.fault, one.seconds, one.ratio_to_restart) for one in found.faults] == [(KILLED, 30.0, 0.4)]
+    assert found.faults[0].bare == "exit 1: ray.exceptions.ActorDiedError: gone"
+
+
+def test_without_a_checkout_easyr1_is_skipped_and_said_so(monkeypatch):
+    """That is no error."""
+    monkeypatch.delenv(easyr1.SOURCE, raising=False)
+    found = command._checked("easyr1")
+    assert found == {"skipped": f"{easyr1.SOURCE} is not set: no checkout of EasyR1", "problems": []}
+
+
+def test_a_script_that_ends_without_a_word_is_a_problem(tmp_path, monkeypatch):
+    """It printed nothing bad, and ended with 3."""
+    script = tmp_path / "script.py"
+    script.write_text("print('no JSON'); raise SystemExit(3)")
+    monkeypatch.setattr(by_path, "ROOT", tmp_path)
+    lines = by_path.lines_of(sys.executable, "script.py")
+    assert [by_path.problem(one) for one in lines] == ["script.py: it ended with 3"]
