@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _GROUPS = "verl.single_controller.ray.base"
+_ROLLOUTS = "verl.workers.rollout.llm_server"
+_REPLICAS = "verl.checkpoint_engine.base"
 _BATCHES = (
     "verl.single_controller.base.decorator",
     "verl.protocol",
@@ -24,6 +26,8 @@ _OPENRLHF = ("openrlhf.trainer.ray.vllm_engine", "openrlhf.trainer.ray.ppo_actor
 def watch_imports(after_import: Callable[[str, Callable[[ModuleType], object]], None]) -> None:
     """Have the hooks attached; ``after_import`` calls a function with a module once that was imported."""
     after_import(_GROUPS, _attach_groups)
+    after_import(_ROLLOUTS, _attach_rollouts)
+    after_import(_REPLICAS, _attach_replicas)
     for name in _BATCHES:
         after_import(name, _attach_batches)
     for name in _OPENRLHF:
@@ -34,6 +38,18 @@ def _attach_groups(module: ModuleType) -> None:
     from rayguard.frameworks.worker_groups import verl  # noqa: PLC0415 - only where verl is
 
     verl.attach(module)
+
+
+def _attach_rollouts(module: ModuleType) -> None:
+    from rayguard.frameworks.verl_rollouts import client  # noqa: PLC0415 - as above
+
+    client.attach(module)
+
+
+def _attach_replicas(module: ModuleType) -> None:
+    from rayguard.frameworks.verl_rollouts import replicas  # noqa: PLC0415 - as above
+
+    replicas.attach(module)
 
 
 def _attach_batches(module: ModuleType) -> None:

@@ -1,6 +1,6 @@
-"""verl: its real groups of workers, on the CPU.
+"""verl: its real groups of workers, and its real client and balancer of rollouts, on the CPU.
 
-Their workers are small ones of our own: its trainers and its own workers need GPUs. What is run stands
+Their workers and servers are small ones of our own: its trainers and its own workers need GPUs. What is run stands
 in ``SCRIPTS``.
 """
 
@@ -15,15 +15,22 @@ from tests.check_frameworks.environments import FrameworkEnvironment
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCRIPTS = ("tests/frameworks/worker_groups/checks_verl.py",)
-_RAN = "RayWorkerGroup, create_colocated_worker_cls and spawn on the CPU, gloo, small workers of our own"
+SCRIPTS = (
+    "tests/frameworks/worker_groups/checks_verl.py",
+    "tests/frameworks/verl_rollouts/checks_rollouts.py",
+)
+_OF_ROLLOUTS = ("orjson", "cachetools", "uvicorn", "fastapi")  # what its rollouts import and it does not name
+_RAN = (
+    "RayWorkerGroup, create_colocated_worker_cls and spawn with gloo; LLMServerClient, FullyAsyncLLMServerClient, "
+    "the load balancer and CheckpointEngineManager; workers and servers are small ones of our own, on the CPU"
+)
 
 
 def environment() -> FrameworkEnvironment:
     """Return what verl's checks need; it asks for an older transformers than vLLM does."""
     return FrameworkEnvironment(
         "verl",
-        ("verl==0.9.1", "transferqueue", "torch==2.13.0", "pytest"),
+        ("verl==0.9.1", "transferqueue", "torch==2.13.0", "pytest", *_OF_ROLLOUTS),
         ("transformers==5.19.0", "tensordict>=0.8"),
     )
 
