@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
+from rayguard.frameworks import hooks
 from rayguard.frameworks.verl_rollouts import client, replicas
 from rayguard.frameworks.verl_rollouts.lost_servers import Losses, RolloutLimits, TakenOut, loss_of
 from rayguard.recovery.incident import incident_of
@@ -267,6 +268,16 @@ def test_an_error_of_another_actor_is_no_loss():
     error = ActorUnavailableError("a blip", bytes(16))
     assert loss_of(error, "00" * 16) is not None
     assert loss_of(error, "11" * 16) is None
+
+
+def test_the_hooks_follow_the_imports_of_both_modules_of_verl(module):
+    """As a worker of a watched job has them attached."""
+    waiting = {}
+    hooks.watch_imports(waiting.setdefault)
+    waiting[client.MODULE](module)
+    waiting[replicas.MODULE](module)
+    assert vars(module)["__rayguard_rollouts__"]
+    assert vars(module)["__rayguard_replicas__"]
 
 
 # -- weight updates
