@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rayguard.dialects.dialect import Command
-from rayguard.dialects.words import program_of
 from rayguard.engine.settings import SAFE_SETTINGS
 from rayguard.errors import ConfigError
 from rayguard.preflight_checks.machine import this_machine
 from rayguard.preflight_checks.report import PreflightReport, preflight
 from rayguard.runner.correction import Correction, JobFacts, corrections
 from rayguard.runner.resume import Start, own_good, start, there
+from rayguard.runner.serving.address import is_known_server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from rayguard.runner.resume import FindsGood
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-_SERVERS = (("swift", "rollout"), ("swift", "deploy"), ("vllm", "serve"), ("trl", "vllm-serve"))
-_SERVER_MODULES = frozenset({"vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server"})
 
 
 def command_of(words: Sequence[str]) -> Command:
@@ -54,8 +52,7 @@ def command_of(words: Sequence[str]) -> Command:
 
 def serves(command: Command) -> bool:
     """Say whether a command is a server, which runs until it is told to end."""
-    program, module = program_of(command.words)
-    return (program, *command.words[1:2]) in _SERVERS or module in _SERVER_MODULES
+    return is_known_server(command.words)
 
 
 def checked(command: Command) -> PreflightReport:
