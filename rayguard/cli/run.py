@@ -59,6 +59,16 @@ def run(  # noqa: PLR0913 - one option each
     look: Annotated[
         float, typer.Option(min=1, help="Seconds to prove a checkpoint whole and finite.", metavar="S")
     ] = 600.0,
+    no_watch: Annotated[
+        bool,
+        typer.Option("--no-watch", help="Start a server again only when it ends, not when it serves nobody."),
+    ] = False,
+    silence: Annotated[
+        float,
+        typer.Option(
+            min=1, help="Seconds without a token, requests running, before a server is ended.", metavar="S"
+        ),
+    ] = 300.0,
     no_plugin: Annotated[
         bool, typer.Option("--no-plugin", help="Leave Ray's workers without rayguard's plugin.")
     ] = False,
@@ -98,6 +108,7 @@ def run(  # noqa: PLR0913 - one option each
     from rayguard.runner.checkpoint_look import newest_good  # noqa: PLC0415
     from rayguard.runner.machine import RunPolicy  # noqa: PLC0415
     from rayguard.runner.run import Run, RunOptions  # noqa: PLC0415
+    from rayguard.runner.serving.patience import ServingPatience  # noqa: PLC0415
 
     try:
         plan, serves = _planned(command or (), save_every=None if no_save or dry_run else save_every)
@@ -112,6 +123,7 @@ def run(  # noqa: PLR0913 - one option each
             plugin=not no_plugin,
             grace_s=grace,
             look_s=look,
+            watch=None if no_watch else ServingPatience(silent_s=silence),
         )
         if dry_run is not None:
             _show_dry_run(plan, dry_run, options, as_json)

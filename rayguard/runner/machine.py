@@ -57,7 +57,8 @@ class RunFailed:
     """The command ended, and should not have.
 
     ``corrections``: what may be changed for it and can be written, the mildest first. ``furthest``: the step
-    of its last checkpoint. ``refused``: it printed how it is used, and not what happened.
+    of its last checkpoint. ``refused``: it printed how it is used, and not what happened. ``by_us``: rayguard
+    ended it, so that the signal in its ending says nothing.
     """
 
     diagnosis: Diagnosis
@@ -67,6 +68,7 @@ class RunFailed:
     corrections: tuple[Correction, ...] = ()
     furthest: int | None = None
     refused: bool = False
+    by_us: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ def _noted(state: RunState, event: RunFailed, *, further: bool) -> RunState:
 
 def _never(event: RunFailed) -> str:
     """Return why nothing is to be started again, whatever is known to avoid the failure; '' for no reason."""
-    if event.ending.told_to_go is not None:
+    if event.ending.told_to_go is not None and not event.by_us:
         return "a person or a scheduler told it to end"
     if event.diagnosis.scope is Scope.CODE:
         return _HOPELESS[Kind.USER_CODE]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rayguard.errors import ConfigError
@@ -18,6 +18,7 @@ from rayguard.process.flight.readings import Machine
 from rayguard.recovery.incident import Outcome
 from rayguard.redact import redacted
 from rayguard.runner import resume
+from rayguard.runner.ending import Ending
 from rayguard.runner.failure import Circumstances, RunFailure, failure_of
 from rayguard.runner.life.child import Manner, live
 from rayguard.runner.life.environment import environment_of
@@ -25,6 +26,8 @@ from rayguard.runner.life.kept_output import KeptOutput
 from rayguard.runner.life.signals import Signals, StoppedError
 from rayguard.runner.life.streams import open_all
 from rayguard.runner.machine import NoStart, Relaunch, RunFailed, RunPolicy, RunState, handle, progressed
+from rayguard.runner.serving.patience import ServingPatience
+from rayguard.runner.serving.server_watch import ServerWatch
 from rayguard.runner.summary import LifeSummary, RunSummary
 from rayguard.runner.told import ToldFailures
 
@@ -50,6 +53,7 @@ class RunOptions:
     plugin: bool = True
     grace_s: float = 30.0
     look_s: float = 600.0  # for checkpoints
+    watch: ServingPatience | None = field(default_factory=ServingPatience)  # of a server; None: not at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,8 @@ class Run:
         self._plan, self._options, self._find, self._say = plan, options, find, say
         self._state = RunState(furthest=self._furthest())
         self._lives: list[_Lived] = []
+        patience = options.watch if options.policy.serves else None
+        self._watch = None if patience is None else ServerWatch(plan.command, patience, say)
         self._told = ToldFailures(redacted(f"rayguard run {' '.join(plan.command.words)}")[:_TARGET_CHARS])
 
     def run(self) -> RunSummary:
@@ -110,7 +116,9 @@ class Run:
             self._say(f"rayguard's plugin is off in it: {plugin_off}")
         before, began_at = Machine().read(), time.time()
         options = self._options
-        manner = Manner(grace_s=options.grace_s, must_stay=options.policy.serves, say=self._say)
+        manner = Manner(
+            grace_s=options.grace_s, must_stay=options.policy.serves, say=self._say, watch=self._watch
+        )
         life = live(command, environment, kept, signals, manner)
         lived = _Lived(
             began_as=now, began_at=began_at, life=life, kept_at=self._kept_at(began_at), ended_at=time.time()
@@ -131,7 +139,7 @@ class Run:
             self._told.ended(Outcome.RECOVERED)
             return None, ""
         around = Circumstances(
-            ending=life.ending,
+            ending=life.ending if life.found is None else Ending(1),  # by our own signal
             began_at=began_at,
             pid=life.pid,
             last_words=kept.last(_LAST_WORDS_BYTES),
@@ -141,6 +149,9 @@ class Run:
         with harmless("diagnosis of a run"):
             log = kept.log()
             lived.failure = failure_of([log] if log is not None else [], around)
+        if life.found is not None:
+            said = lived.failure
+            lived.failure = replace(said, diagnosis=life.found.diagnosis(said.diagnosis))
         return self._failed(lived, lived.failure)
 
     def _failed(self, lived: _Lived, failure: RunFailure) -> tuple[_Next | None, str]:
@@ -153,10 +164,11 @@ class Run:
             corrections=self._plan.corrections(failure.diagnosis, self._state.made),
             furthest=self._furthest(),
             refused=failure.refused,
+            by_us=life.found is not None,
         )
         self._told.ended(Outcome.RECOVERED if progressed(self._state, event, policy) else Outcome.FAILED)
         self._told.failed(failure, life.pid)
-        self._say(f"{life.ending} after {duration(life.lasted_s)}: {failure.cause}")
+        self._say(f"{_ended(life)} after {duration(life.lasted_s)}: {failure.cause}")
         self._state, action = handle(self._state, event, policy)
         if isinstance(action, Relaunch):
             start = self._start(life)
@@ -224,7 +236,7 @@ def _summary_of(lived: _Lived, until: float) -> LifeSummary:
         words=start.command.words,
         code=life.ending.code,
         lasted_s=life.lasted_s,
-        ended=str(life.ending),
+        ended=_ended(life),
         kind="" if failure is None else failure.diagnosis.kind.value,
         signature="" if failure is None else failure.diagnosis.signature,
         cause="" if failure is None else failure.cause,
@@ -233,6 +245,10 @@ def _summary_of(lived: _Lived, until: float) -> LifeSummary:
         changed=lived.began_as.changed,
         lost_s=0.0 if failure is None else max(0.0, until - lived.kept_at),
     )
+
+
+def _ended(life: Life) -> str:
+    return str(life.ending) if life.found is None else "was ended by rayguard"
 
 
 def duration(seconds: float) -> str:

@@ -143,6 +143,16 @@ def test_a_server_is_started_again_with_longer_and_longer_waits():
     assert isinstance(told(failed(lasted_s=1.0), failed(1.0, lasted_s=1.0), policy=server)[1], Stop)
 
 
+def test_a_signal_of_rayguard_s_own_is_no_word_of_a_person():
+    """A server that served nobody was ended by it, within the same budget."""
+    server = dataclasses.replace(POLICY, serves=True)
+    ended = failed(code=-15, lasted_s=900.0, by_us=True)
+    actions = told(*(dataclasses.replace(ended, now=float(n)) for n in range(4)), policy=server)
+    assert [isinstance(one, Relaunch) for one in actions] == [True, True, True, False]
+    (action,) = told(dataclasses.replace(ended, by_us=False), policy=server)
+    assert "told it to end" in action.why
+
+
 def test_a_port_that_is_held_is_waited_for():
     """Its holder may be on its way out; other failures need no wait."""
     assert told(failed(verdict=diagnosis(Kind.PORT_CONFLICT)))[0].wait_s == 5.0

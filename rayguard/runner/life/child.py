@@ -20,7 +20,7 @@ from rayguard.process.identity import ProcessId
 from rayguard.process.tree import end
 from rayguard.runner.ending import NOT_EXECUTABLE, NOT_FOUND, Ending
 from rayguard.runner.life.leftovers import left_by
-from rayguard.runner.life.signals import ENDING, PASSED_ON
+from rayguard.runner.life.signals import ENDING, FOUND, PASSED_ON
 from rayguard.runner.life.streams import Streams
 
 if TYPE_CHECKING:
@@ -29,21 +29,28 @@ if TYPE_CHECKING:
     from rayguard.dialects.dialect import Command
     from rayguard.runner.life.kept_output import KeptOutput
     from rayguard.runner.life.signals import Signals
+    from rayguard.runner.serving.found import NotServing
+    from rayguard.runner.serving.server_watch import ServerWatch
 
 _TICK_S = 60.0
 _KILL_S = 5.0  # for the kernel
 _LAST_WORDS_S = 2.0  # to carry what the command's last processes printed
+_HELPLESS_S = 10.0  # for a server that serves nobody, at most: it has nothing to finish
 _LEFT_S = 5.0  # for what a failed command left, to end when it is asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """How one life of a command ended. ``stopped``: the signal to rayguard that ended it, None for none."""
+    """How one life of a command ended. ``stopped``: the signal to rayguard that ended it, None for none.
+
+    ``found``: why rayguard ended it by itself, None where it did not.
+    """
 
     ending: Ending
     lasted_s: float
     pid: int = 0
     stopped: int | None = None
+    found: NotServing | None = None
     reader_gone: bool = False
     left: tuple[int, ...] = ()  # pids that still run
     error: str = ""  # why it could not be started
@@ -51,11 +58,15 @@ class Life:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How a command is treated. ``must_stay``: it is a server, that failed also where it ended with 0."""
+    """How a command is treated. ``must_stay``: it is a server, that failed also where it ended with 0.
+
+    ``watch``: it is one that is ended when it serves nobody any more.
+    """
 
     grace_s: float
     must_stay: bool
     say: Callable[[str], None]
+    watch: ServerWatch | None = None
 
 
 def live(
@@ -111,14 +122,22 @@ class _Child:
         self._leader = leader
         self._streams, self._signals, self._manner = streams, signals, manner
         self._stopped: int | None = None
+        self._noticed: NotServing | None = None
+        self._found: NotServing | None = None  # what it was ended for
         self._interrupts = 0
         self._kill_at = float("inf")
 
     def attend(self, began: float) -> Life:
         """Pass signals on until it has ended, then end what it left: all, where it did not end well."""
         threading.Thread(target=self._notice_end, name="rayguard-end", daemon=True).start()
-        while self._goes_on():
-            pass
+        watch = self._manner.watch
+        watched = watch.begin(self._leader, self._notice) if watch is not None else None
+        try:
+            while self._goes_on():
+                pass
+        finally:
+            if watched is not None:
+                watched.close()
         status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         failed = (
             self._stopped is not None or status is None or status.si_status != 0 or self._manner.must_stay
@@ -132,6 +151,7 @@ class _Child:
             lasted_s=time.monotonic() - began,
             pid=self._process.pid,
             stopped=self._stopped or self._signals.late(),
+            found=self._found,
             reader_gone=self._streams.reader_gone,
             left=tuple(one.pid for one in left),
         )
@@ -140,6 +160,10 @@ class _Child:
         # Not waited for yet: until then its number, and its session's, is given to nobody else.
         os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self._signals.came.put(None)
+
+    def _notice(self, found: NotServing) -> None:
+        self._noticed = found
+        self._signals.came.put(FOUND)
 
     def _goes_on(self) -> bool:
         """Wait for one signal, or the end; return False at the end."""
@@ -156,7 +180,9 @@ class _Child:
         return True
 
     def _pass_on(self, number: int) -> None:
-        if number == signal.SIGWINCH:
+        if number == FOUND:
+            self._end_helpless()
+        elif number == signal.SIGWINCH:
             self._streams.resize()
             self._send(signal.SIGWINCH)
         elif number == signal.SIGTSTP:
@@ -182,6 +208,14 @@ class _Child:
             self._kill()
         else:
             self._send(number)
+
+    def _end_helpless(self) -> None:
+        if self._noticed is None or self._stopped is not None:  # of the life before; or it ends already
+            return
+        self._found = self._noticed
+        self._manner.say(f"{self._found.cause}: it is ended")
+        self._kill_at = time.monotonic() + min(_HELPLESS_S, self._manner.grace_s)
+        self._send(signal.SIGTERM)
 
     def _send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

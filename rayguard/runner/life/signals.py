@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # to the command alone, as without us
+FOUND = 0  # no signal: who watches the command has found something
 _OTHERS = (signal.SIGTSTP, signal.SIGWINCH)
 
 
