@@ -88,7 +88,12 @@ class EngineLoss:
         return tuple(self._needed)
 
     def judge(
-        self, living: Mapping[ProcessId, LivingProcess], ends: Mapping[ProcessId, ProcessEnd], now: float
+        self,
+        living: Mapping[ProcessId, LivingProcess],
+        ends: Mapping[ProcessId, ProcessEnd],
+        now: float,
+        *,
+        served: bool,
     ) -> NotServing | None:
         """Return what was lost for good; None as long as it may be replaced.
 
@@ -96,13 +101,14 @@ class EngineLoss:
             living: The command and what descends from it.
             ends: Of those that ``needed`` named and that live no more.
             now: In seconds of a clock that never goes back.
+            served: Whether it had begun to listen: a start that fails ends by itself, and says why.
         """
         self._note(ends)
         for parent in {one.parent for one in self._needed.values() if one.lost_at is not None}:
             self._forget_replaced(parent, alive=parent in living)
             lost = self._lost_for_good(parent, ends)
             crashed = [process for process in lost if ends[process].crashed]
-            quick = crashed and not self._replaces
+            quick = crashed and served and not self._replaces
             since = max((self._needed[process].lost_at or now for process in lost), default=now)
             if lost and now - since >= (self._patience.crashed_s if quick else self._patience.lost_s):
                 return self._found((crashed or lost)[0], ends, now - since)

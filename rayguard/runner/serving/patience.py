@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class ServingPatience:
     """Deadlines, in seconds. ``silent_s``: without a token while requests run, at the least.
 
-    A lost process that crashed, of a server that is known not to replace its engine, is waited for
-    ``crashed_s``; any other for ``lost_s``. The first is less than the 15 s for which a guarded client
-    (``rayguard.frameworks.server.watched_call``) waits, after an error, for the server to go.
+    A lost process that crashed, of a server that had begun to listen and is known not to replace its engine,
+    is waited for ``crashed_s``; any other for ``lost_s``. The first is less than the 15 s for which a guarded
+    client (``rayguard.frameworks.server.watched_call``) waits, after an error, for the server to go.
     """
 
     silent_s: float = 300.0

@@ -97,6 +97,7 @@ class WatchedLife:
         loss = EngineLoss(self._leader, patience, replaces=replaces)
         deaths = DeathWatch("rayguard-engine-deaths")  # to know how they ended: their parents ask at once
         watched: set[ProcessId] = set()
+        port, served = self._watch.address.port, False
         try:
             while not self._done.wait(patience.processes_s):
                 living, now = self._processes.living(), time.monotonic()
@@ -104,7 +105,8 @@ class WatchedLife:
                 for one in set(needed) - watched:
                     deaths.watch(one, lambda _: None)
                 watched = set(needed)
-                found = loss.judge(living, ends_of(needed), now) if living else None
+                served = served or (port > 0 and self._processes.connections(port)[0])
+                found = loss.judge(living, ends_of(needed), now, served=served) if living else None
                 if found is not None:
                     self._found(found)
         finally:

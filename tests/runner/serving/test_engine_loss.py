@@ -30,7 +30,8 @@ SERVER = {LEADER: LivingProcess(None)}
 class ServerStory:
     """A server whose processes come and go while a clock runs."""
 
-    def __init__(self, *, replaces=False):
+    def __init__(self, *, replaces=False, served=True):
+        self.served = served
         self.loss = EngineLoss(LEADER, PATIENCE, replaces=replaces)
         self.living, self.ends, self.now = dict(SERVER), {}, 0.0
 
@@ -50,7 +51,7 @@ class ServerStory:
             self.now += step
             needed = self.loss.needed(self.living, self.now)
             ends = {one: self.ends[one] for one in needed if one in self.ends}
-            found = self.loss.judge(self.living, ends, self.now)
+            found = self.loss.judge(self.living, ends, self.now, served=self.served)
             if found is not None:
                 return found
         return None
@@ -78,6 +79,13 @@ def test_a_killed_engine_of_a_server_that_lives_on_is_gone_within_ten_seconds():
 def test_an_engine_that_may_have_ended_in_order_is_waited_for_longer(end):
     """The server may be ending too, or make a new one."""
     story = served(CORE).goes(10, end)
+    assert story.after(50) is None
+    assert story.after(20) is not None
+
+
+def test_a_start_that_fails_has_longer_to_end_by_itself():
+    """And to say why: what it says then is the reason."""
+    story = served(CORE, served=False).goes(10, ProcessEnd(1))
     assert story.after(50) is None
     assert story.after(20) is not None
 
