@@ -6,7 +6,9 @@ answer, and goes to the output.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shlex
 from pathlib import Path  # noqa: TC003 - Typer reads it
 from typing import TYPE_CHECKING, Annotated
@@ -151,7 +153,11 @@ def _planned(words: list[str] | tuple[()], *, save_every: int | None) -> tuple[R
 
 
 def _tell(text: str) -> None:
-    say(f"rayguard run: {printable(text)}", error=True)
+    try:
+        say(f"rayguard run: {printable(text)}", error=True)
+    except OSError:  # nobody reads it any more: the command is attended all the same, to its own exit code
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what is left in Python's buffer goes there
 
 
 def _check(plan: RunPlan, *, force: bool) -> None:

@@ -205,6 +205,19 @@ def test_who_does_not_end_is_killed_with_all_that_it_started(stage):
     assert all(gone(int(pid)) for pid in up.split()[1:])
 
 
+def test_a_signal_reaches_the_command_where_nobody_hears_what_is_said(stage):
+    """Both readers have gone: it is ended all the same, and does not live on alone."""
+    process = stage.start(
+        sys.executable, "train.py", story="print(os.getpid(), flush=True)\ntime.sleep(1000)"
+    )
+    pid = int(process.stdout.readline())
+    process.stdout.close()
+    process.stderr.close()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 143
+    assert gone(pid)
+
+
 def test_what_a_failed_command_left_is_ended_before_the_next_life(stage):
     """It would hold the GPU and the ports; what a command that ended well left, may stay, and is named."""
     story = (
