@@ -256,18 +256,20 @@ def test_each_module_that_is_changed_is_waited_for():
     """And that of the groups."""
     asked = {}
     hooks.watch_imports(asked.__setitem__)
-    assert set(asked) == {*easyr1(), "verl.single_controller.ray.base"}
+    assert {*easyr1(), "verl.single_controller.ray.base"} <= set(asked)
     module = easyr1()[easyr1_batches.PROTOCOL]
     asked[easyr1_batches.PROTOCOL](module)
     assert len(module.DataProto({"ids": Column(range(3))}).split(2)) == 2
 
 
-@pytest.mark.parametrize(("asked_for", "followed"), [(True, 5), (False, 0)])
-def test_workers_and_drivers_follow_frameworks_unless_told_not_to(monkeypatch, asked_for, followed):
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_workers_and_drivers_follow_frameworks_unless_told_not_to(monkeypatch, asked_for):
     """One key of the plugin's configuration."""
-    asked = []
+    asked, every = [], []
+    hooks.watch_imports(lambda name, _: every.append(name))
     monkeypatch.setattr(
         "rayguard.frameworks.after_import.after_import", lambda name, then: asked.append(name)
     )
     worker_hook.follow_frameworks(config.asked({"frameworks": asked_for}))
-    assert len(asked) == followed
+    assert every
+    assert asked == (every if asked_for else [])

@@ -145,6 +145,7 @@ class GangCore:
             GaveUpError: It cannot be done, or was done too often.
         """
         incident = gang_incidents.opened(self.name, verdict, ended)
+        self.seats.found_dead.clear()
         self._doubtful = verdict.cause or "the gang was interrupted"
         tried = 0
         try:
@@ -152,6 +153,7 @@ class GangCore:
                 self._spend(verdict, tried)
                 tried += 1
                 verdict, origin = self._begun_anew(verdict.cause, replace_all=tried == _REPLACE_ALL)
+                incident = gang_incidents.with_dead(incident, self.seats.found_dead)
                 if verdict.ok:
                     incident = gang_incidents.from_origin(incident, origin)
                     break

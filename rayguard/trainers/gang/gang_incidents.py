@@ -17,6 +17,8 @@ from rayguard.recovery.incident import Incident, Outcome, attach
 from rayguard.trainers.gang.verdict import RankEnd
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from rayguard.trainers.gang.rank_group import StateOrigin
     from rayguard.trainers.gang.rank_watch import Ended
     from rayguard.trainers.gang.verdict import GangVerdict
@@ -54,6 +56,15 @@ def opened(target: str, verdict: GangVerdict, ended: Ended | None) -> Incident:
         incidents.record(incident)
     _log.warning("rayguard: %s: %s; all ranks go back to their last state", target, cause)
     return incident
+
+
+def with_dead(incident: Incident, ranks: Collection[int]) -> Incident:
+    """Return an incident that names ranks, too, whose death was only found as the gang was begun anew."""
+    found = (
+        f"rank {rank}: {RankEnd.DEAD.value} (found as the gang was begun anew)" for rank in sorted(ranks)
+    )
+    told = [one for one in found if one not in incident.consequences]
+    return replace(incident, consequences=(*incident.consequences, *told))
 
 
 def from_origin(incident: Incident, origin: StateOrigin) -> Incident:

@@ -44,6 +44,7 @@ class GangSeats:
         self._ranks: list[GangHost] = []
         self._kept_by: tuple[str, ...] = ()  # the nodes of the ranks' states; none: there are no states yet
         self._joined = -1  # the last generation that all joined
+        self.found_dead: set[int] = set()  # ranks whose process had died unnoticed; who tells of it clears it
         self._saved_layout = self._tried_layout = 0
         self.copies = GangCopies(self.gang, on=policy.copies > 0)
         weakref.finalize(
@@ -68,7 +69,9 @@ class GangSeats:
         if replace_all:
             for host in self._ranks:
                 self.room.end(host)
-        self.room.greeted(self._ranks)  # ends those whose process died unnoticed: between two calls, say
+        before = [host.gone for host in self._ranks]
+        self.room.greeted(self._ranks)  # ends those whose process died unnoticed: after their answer, say
+        self.found_dead |= {rank for rank, host in enumerate(self._ranks) if host.gone and not before[rank]}
         kept = [None if host.gone else host for host in self._ranks] or [None] * self.size
         missing = [rank for rank, host in enumerate(kept) if host is None]
         if missing:

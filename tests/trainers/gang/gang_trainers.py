@@ -101,9 +101,10 @@ def small_trainer():  # noqa: C901 - a class with its methods
             ]
             return [one.detach().flatten().tolist() for one in whole]
 
-        def where(self):
+        def where(self, fault=None, mark=None):
             import os
 
+            strike(self.group.rank, fault, mark)
             return os.getpid(), self.group.rank, self.group.size, self.group.generation
 
     return Small

@@ -8,10 +8,13 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import rayguard
 from rayguard.errors import ConfigError, GangCallError, GaveUpError
+from rayguard.recovery.journal import default_journal
+from tests.cluster.node_pair import until
 from tests.trainers.gang.gang_trainers import small_trainer
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
@@ -93,11 +96,37 @@ def test_an_error_of_a_ranks_own_is_the_callers(gang):
 def test_a_rank_that_hangs_is_named_and_replaced(gang, kind, tmp_path):
     """Whether Python can still run in it or not."""
     mark = tmp_path / kind
+    gang.call("step", 8)  # the first one of all may take longer than the deadline
     answers = gang.call("step", 9, fault=(kind, 1), mark=str(mark), deadline_s=4.0)
     assert mark.exists()
     assert len(answers) == RANKS
     said = gang.status().causes[-1]
     assert "rank 1 of 3" in said, said
+
+
+@SHARDED
+def test_a_rank_that_died_after_its_answer_is_told_too(gang, tmp_path):
+    """Nobody asks it any more in that call: it is found as the others begin anew."""
+    mark, pids = tmp_path / "mark", [pid for pid, *_ in gang.call("where")]
+
+    def kill():
+        until(mark.exists)
+        threading.Event().wait(1.0)  # rank 0 has answered
+        os.kill(pids[0], signal.SIGKILL)
+        until(lambda: not psutil.pid_exists(pids[0]))
+        os.kill(pids[1], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    answers = gang.call("where", fault=("sleep", 1), mark=str(mark))
+    killer.join()
+    assert not {pid for pid, *_ in answers} & set(pids[:2])
+    told = default_journal().read()[-1]
+    assert "rank 1 died" in told.cause
+    assert [one[:12] for one in told.consequences if "dead" in one] in (
+        ["rank 1: dead", "rank 0: dead"],
+        ["rank 0: dead", "rank 1: dead"],
+    )
 
 
 @SHARDED
