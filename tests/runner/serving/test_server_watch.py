@@ -140,6 +140,7 @@ def test_a_server_that_replaces_its_worker_is_left_alone(watched_server):
     server = watched_server("again", patience=ServingPatience(processes_s=0.1, crashed_s=5.0))
     for _ in range(2):
         os.kill(state_of(server.port)["worker"], signal.SIGKILL)
+        os.kill(server.engine, signal.SIGKILL)  # it would outlive the worker, and this test
         threading.Event().wait(1.0)
         server.engine = engine_of(server.process.pid)
     assert server.comes_to(within_s=6.0) is None
