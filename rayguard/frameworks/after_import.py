@@ -90,3 +90,13 @@ def after_import(name: str, then: Callable[[ModuleType], object]) -> None:
         with harmless(_PIECE):
             # Not what stands there as it is: another thread may be in the midst of it.
             _finder.arrived(name, importlib.import_module(name))
+
+
+def loaded_late(hook: str) -> Callable[[ModuleType], object]:
+    """Return ``hook`` as a function that loads it when it is called."""
+
+    def then(module: ModuleType) -> object:
+        place, _, name = hook.partition(":")
+        return getattr(importlib.import_module(place), name)(module)
+
+    return then

@@ -8,15 +8,13 @@ none of them. Loads the standard library only.
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayguard.frameworks.after_import import after_import
+from rayguard.frameworks.after_import import after_import, loaded_late
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import ModuleType
+    from collections.abc import Mapping
 
 SWITCH = "RAYGUARD_FRAMEWORKS"  # "on", or anything that is none of these:
 _OFF = frozenset({"", "0", "off", "no", "none"})
@@ -54,14 +52,4 @@ def attach_if_asked() -> None:
 def attach() -> None:
     """Have each hook run after its framework's module has been imported, now or later."""
     for name, hook in HOOKS.items():
-        after_import(name, _loaded_late(hook))
-
-
-def _loaded_late(hook: str) -> Callable[[ModuleType], object]:
-    """Return ``hook`` as a function that loads it when it is called."""
-
-    def then(module: ModuleType) -> object:
-        place, _, name = hook.partition(":")
-        return getattr(import_module(place), name)(module)
-
-    return then
+        after_import(name, loaded_late(hook))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from typing import TYPE_CHECKING, Any
 
+from rayguard.frameworks.change_once import change_once
 from rayguard.frameworks.openrlhf.in_engine import LAST, said
 from rayguard.harmless import harmless
 from rayguard.ray_internals import actor_classes
@@ -34,32 +34,29 @@ _TRAINER: Mapping[str, tuple[str, ...]] = {
     "_init_vllm_sync_group": ("self", "backend"),
 }
 _USES = {"vllm_engines", "use_cuda_ipc", "strategy"}
-_log = logging.getLogger("rayguard")
 
 
 def attach(module: ModuleType) -> bool:
     """Attach to one of the two modules; say whether it is as known."""
-    if hasattr(module, _ATTACHED):
-        return True
     rollouts = module.__name__ != POLICY
-    unknown = _unknown_rollouts(module) if rollouts else _unknown_policy(module)
-    if unknown:
-        _log.warning(
-            "rayguard: %s: %s of this OpenRLHF is not as it is known (%s)",
-            "rollout engines are not guarded" if rollouts else "a lost group for weights is not made anew",
-            module.__name__,
-            unknown,
-        )
-        return False
-    setattr(module, _ATTACHED, True)
-    if rollouts:
-        _guard_rollouts(module.RolloutRayActor)
-    else:
-        from rayguard.frameworks.openrlhf import weight_group  # noqa: PLC0415 - only where a policy is
+    return change_once(
+        module,
+        _ATTACHED,
+        lambda: (
+            _guard_rollouts(module.RolloutRayActor) if rollouts else _guard_policy(module.ActorPPOTrainer)
+        ),
+        unknown=_unknown_rollouts if rollouts else _unknown_policy,
+        framework="OpenRLHF",
+        otherwise="rollout engines are not guarded"
+        if rollouts
+        else "a lost group for weights is not made anew",
+    )
 
-        trainer: Any = module.ActorPPOTrainer
-        trainer.broadcast_to_vllm = weight_group.guarding(trainer.broadcast_to_vllm)
-    return True
+
+def _guard_policy(trainer: Any) -> None:
+    from rayguard.frameworks.openrlhf import weight_group  # noqa: PLC0415 - only where a policy is
+
+    trainer.broadcast_to_vllm = weight_group.guarding(trainer.broadcast_to_vllm)
 
 
 def _guard_rollouts(actor_class: Any) -> None:

@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import logging
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rayguard.faults.diagnosis import Kind
+from rayguard.frameworks.change_once import change_once
 from rayguard.frameworks.verl_rollouts.lost_servers import NAIVE, Losses, RolloutLimits, loss_of
 from rayguard.harmless import harmless
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 MODULE = "verl.workers.rollout.llm_server"  # after whose import ``attach`` is to be called
 _ATTACHED = "__rayguard_rollouts__"
 _BALANCER = ("remove_servers", "get_all_servers")
-_log = logging.getLogger("rayguard")
 _with_weights: set[str] = set()  # the servers that have answered with a step of the trainer's
 _told_here: set[str] = set()  # the servers that were told here, and maybe not in the balancer
 
@@ -51,21 +50,20 @@ _attempt: ContextVar[_Attempt | None] = ContextVar("rayguard_rollout_attempt", d
 
 def attach(module: ModuleType, limits: RolloutLimits | None = None) -> bool:
     """Have the requests of all clients in this process looked after; say whether they are."""
-    if hasattr(module, _ATTACHED):
-        return True
-    unknown = _unknown(module)
-    if unknown:
-        _log.warning(
-            "rayguard: requests are not made again elsewhere: %s of this verl is not as it is known (%s)",
-            module.__name__,
-            unknown,
-        )
-        return False
-    setattr(module, _ATTACHED, True)
+    return change_once(
+        module,
+        _ATTACHED,
+        lambda: _change(module, limits or RolloutLimits()),
+        unknown=_unknown,
+        framework="verl",
+        otherwise="requests are not made again elsewhere",
+    )
+
+
+def _change(module: ModuleType, limits: RolloutLimits) -> None:
     client_class: Any = module.LLMServerClient
     client_class._acquire_server = _noting(client_class._acquire_server)  # noqa: SLF001 - the framework's seam
-    client_class.generate = _repeating(client_class.generate, limits or RolloutLimits())
-    return True
+    client_class.generate = _repeating(client_class.generate, limits)
 
 
 def _unknown(module: ModuleType) -> str:

@@ -14,6 +14,7 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Any
 
+from rayguard.frameworks.change_once import change_once
 from rayguard.frameworks.verl_rollouts.lost_servers import NAIVE
 from rayguard.harmless import harmless
 
@@ -29,18 +30,17 @@ _log = logging.getLogger("rayguard")
 
 def attach(module: ModuleType, ask_s: float = _ASK_S) -> bool:
     """Have lost replicas left out of weight updates; say whether they are. ``ask_s``: for who is lost."""
-    if hasattr(module, _ATTACHED):
-        return True
-    unknown = _unknown(module)
-    if unknown:
-        _log.warning(
-            "rayguard: lost replicas are not left out of weight updates: %s of this verl is not as it is "
-            "known (%s)",
-            module.__name__,
-            unknown,
-        )
-        return False
-    setattr(module, _ATTACHED, True)
+    return change_once(
+        module,
+        _ATTACHED,
+        lambda: _change(module, ask_s),
+        unknown=_unknown,
+        framework="verl",
+        otherwise="lost replicas are not left out of weight updates",
+    )
+
+
+def _change(module: Any, ask_s: float) -> None:
     manager_class: Any = module.CheckpointEngineManager
     update = inspect.unwrap(manager_class.update_weights)
 
@@ -51,7 +51,6 @@ def attach(module: ModuleType, ask_s: float = _ASK_S) -> bool:
         return await update(self, *args, **kwargs)
 
     manager_class.update_weights = module.auto_await(update_weights)
-    return True
 
 
 def _unknown(module: ModuleType) -> str:

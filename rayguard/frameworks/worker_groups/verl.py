@@ -14,6 +14,7 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rayguard.frameworks.change_once import change_once
 from rayguard.frameworks.worker_groups.calls import Effect, method_of, roles_of
 from rayguard.frameworks.worker_groups.pending_call import Sending, here
 from rayguard.harmless import harmless
@@ -42,17 +43,17 @@ _families: weakref.WeakSet[GroupFamily] = weakref.WeakSet()
 
 def attach(module: ModuleType, policy: GroupPolicy | None = None) -> bool:
     """Have all groups that this process makes from now on looked after; say whether they are."""
-    if hasattr(module, _ATTACHED):
-        return True
-    unknown = _unknown(module)
-    if unknown:
-        _log.warning(
-            "rayguard: groups of workers are not brought back: %s of this verl is not as it is known (%s)",
-            module.__name__,
-            unknown,
-        )
-        return False
-    setattr(module, _ATTACHED, True)
+    return change_once(
+        module,
+        _ATTACHED,
+        lambda: _change(module, policy),
+        unknown=_unknown,
+        framework="verl",
+        otherwise="groups of workers are not brought back",
+    )
+
+
+def _change(module: ModuleType, policy: GroupPolicy | None) -> None:
     group_class: Any = module.RayWorkerGroup
     for name in _MAKERS:
         if hasattr(group_class, name):
@@ -61,7 +62,6 @@ def attach(module: ModuleType, policy: GroupPolicy | None = None) -> bool:
         setattr(group_class, name, _noticing(getattr(group_class, name)))
     group_class.workers = _handing_out(group_class.workers)
     module.func_generator = _guarding(module.func_generator)  # type: ignore[attr-defined]
-    return True
 
 
 def family_of(group: object) -> GroupFamily | None:
