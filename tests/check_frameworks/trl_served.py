@@ -95,9 +95,7 @@ def trained(folder: Path, strike: str) -> dict[str, object]:
     began = time.monotonic()
     tiny_model(0, spread=0.05).save_pretrained(folder / "model")
     tiny_tokenizer(_PROMPTS).save_pretrained(folder / "model")
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        server = Served(folder / "model", free.getsockname()[1], folder / "server.log")
+    server = Served(folder / "model", _free_port(), folder / "server.log")
     server.start()
     try:
         return _trained(folder, server, strike, began)

@@ -37,7 +37,7 @@ def opened(server: str, kind: Kind, error: BaseException | None) -> Incident:
             now = time.time()
             fault = Fault(role=Role.ROLLOUT, exceptions=facts_of(error, role=Role.ROLLOUT, at=now), at=now)
             diagnosed = incidents.diagnosed(fault)
-            found = replace(found, evidence=(diagnosed.cause, *diagnosed.evidence))
+            found = told.with_evidence(found, (diagnosed.cause, *diagnosed.evidence))
     told.still_open(found)
     return found
 
