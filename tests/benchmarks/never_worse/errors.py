@@ -129,6 +129,11 @@ def _ones() -> Any:
 NAMES = (*(f"{number}:{kind.rpartition('.')[2]}" for number, (kind, _) in enumerate(_TOLD)), *_HAPPENING)
 
 
+def poisons(name: str) -> bool:
+    """Say whether a process in which this was raised can do nothing more with its device: rayguard ends it."""
+    return ":" in name and "device-side assert" in _TOLD[int(name.partition(":")[0])][1]
+
+
 def made(name: str) -> Exception:
     """Return a new error of this name."""
     if name in _HAPPENING:

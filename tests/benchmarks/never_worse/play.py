@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTaskError
 
-from tests.benchmarks.never_worse import actors
+from tests.benchmarks.never_worse import actors, errors
 from tests.benchmarks.never_worse.oracle import STATE_LOST, Oracle
 from tests.benchmarks.never_worse.program import Call, Flavor, Program, Strike
 
@@ -26,6 +26,7 @@ PATIENCE_S = 90.0  # an actor is begun anew in a few seconds, on a busy machine 
 SHORT_S = 3.0  # for calls to an actor of which one hangs already
 GIVES_UP_S = 0.5  # after which the caller of a slow call does
 STOPPED_S = 1.5
+ENDED_S = 2.0  # after which a process that rayguard ends, once it has answered, is gone
 TOLD_S = 20.0  # a watched actor is told of a moment after it serves again; only waited for where it must be
 _lock = threading.Lock()
 
@@ -91,7 +92,12 @@ class Play:
         sent = [self._sent_or_error(call) for call in together]
         answers = [self._answered(call, one) for call, one in zip(together, sent, strict=True)]
         for call in together:
-            if call.strike is not None and call.strike.kills and call.actor >= 0 and self._fired(call):
+            if call.strike is None or call.actor < 0 or not self._fired(call):
+                continue
+            if self._way != "bare" and errors.poisons(call.error):
+                time.sleep(ENDED_S)  # noqa: TID251 - a process that lives on gives no sign
+                self._settle(call.actor)
+            elif call.strike.kills:
                 self._settle(call.actor)
         return answers
 
