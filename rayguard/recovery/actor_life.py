@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 REPEATED_S = 300.0  # Ray repeats a call as soon as the next life is there
 BEGUN_ANEW = "Ray began it anew, as its user asked: what it held is gone"
 NOTHING_KEPT = "its last process had kept no state yet"
+GOES_ON = "it goes on from an earlier state"
+TOO_OLD = "it does not go on from an earlier state"
 OF_A_GROUP = "its last process was a member of a process group; alone it cannot take that place again"
 
 
@@ -96,11 +98,15 @@ class LifeBegan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFound:
-    """What the last life left; ``kept`` False: nothing. ``missing``: the names of calls that ended since."""
+    """What the last life left; ``kept`` False: nothing. ``missing``: the names of calls that ended since.
+
+    ``may_lack``: its user takes a state that lacks something: asked Ray for restarts, or for fewer snapshots.
+    """
 
     now: float  # monotonic
     kept: bool = True
     missing: tuple[str, ...] = ()
+    may_lack: bool = True
     cut_off: frozenset[str] = frozenset()
     answered: frozenset[str] = frozenset()
 
@@ -125,7 +131,8 @@ LifeEvent = LifeEntered | LifeBegan | StateFound | StateUnreadable | CallArrived
 def handle(life: ActorLife, event: LifeEvent) -> tuple[ActorLife, CallVerdict]:
     """Return what the life is after ``event``, and what becomes of the call, or of the life's beginning.
 
-    Invariants: a life that was refused never goes on; no call is let through of which the last life had the
+    Invariants: a life that was refused never goes on, one whose state lacks something only where its user
+    takes that; no call is let through of which the last life had the
     answer, or that was cut off and must not run twice; only restarts of our own count against the budget.
     """
     match event:
@@ -164,7 +171,9 @@ def _found(life: ActorLife, event: StateFound) -> ActorLife:
     if not event.kept:
         lost = lost or NOTHING_KEPT
     elif event.missing:
-        lost = f"it goes on from an earlier state: {_calls(event.missing)} lost"
+        lost = f"{GOES_ON if event.may_lack else TOO_OLD}: {_calls(event.missing)} lost"
+    if lost and not event.may_lack:
+        return replace(life, phase=LifePhase.REFUSED, refusal=Refusal.STATE, lost=lost)
     return replace(
         life,
         lost=lost,

@@ -80,6 +80,23 @@ def test_what_is_lost_is_told(found, lost):
     assert bool(lost) is bool(life.lost)
 
 
+@pytest.mark.parametrize(
+    ("found", "refusal"),
+    [
+        (StateFound(now=5.0, may_lack=False), None),
+        (StateFound(now=5.0, may_lack=False, kept=False), Refusal.STATE),
+        (StateFound(now=5.0, may_lack=False, missing=("step",)), Refusal.STATE),
+        (StateFound(now=5.0, may_lack=True, missing=("step",)), None),
+    ],
+)
+def test_a_state_that_lacks_something_is_taken_only_by_who_says_so(found, refusal):
+    """Else the actor is as dead as it would be without us."""
+    life, verdicts = lived(ENTERED, LifeBegan(), found, CallArrived(call="a", now=0.0, may_run_twice=True))
+    assert life.refusal is refusal
+    assert verdicts[-1] is (CallVerdict.REFUSED if refusal else CallVerdict.GOES_ON)
+    assert not refusal or life.lost, "it is said"
+
+
 def test_a_state_that_cannot_be_had_refuses_every_call():
     """Whatever was known of them."""
     life, verdicts = lived(
@@ -103,7 +120,14 @@ EVENTS = st.one_of(
         asked=st.booleans(),
     ),
     st.just(LifeBegan()),
-    st.builds(StateFound, now=st.just(0.0), cut_off=st.frozensets(CALLS), answered=st.frozensets(CALLS)),
+    st.builds(
+        StateFound,
+        now=st.just(0.0),
+        kept=st.booleans(),
+        may_lack=st.booleans(),
+        cut_off=st.frozensets(CALLS),
+        answered=st.frozensets(CALLS),
+    ),
     st.just(StateUnreadable()),
     st.builds(CallArrived, call=CALLS, now=st.floats(0.0, 2 * REPEATED_S), may_run_twice=st.booleans()),
 )

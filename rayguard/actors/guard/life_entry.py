@@ -15,7 +15,7 @@ from rayguard.actors.life.incarnation import PROCESS_PART, ActorMemory, Incarnat
 from rayguard.actors.life.publishing import guards, reap, record, show_if_asked
 from rayguard.actors.life.retries import user_asked
 from rayguard.actors.mark import Guarding, StateRule, mark_of
-from rayguard.errors import GaveUpError, GroupMemberError
+from rayguard.errors import GaveUpError, GroupMemberError, StateLostError
 from rayguard.faults.diagnosis import Scope
 from rayguard.harmless import harmless
 from rayguard.recovery.actor_life import OF_A_GROUP, ActorLife, CallVerdict, LifeEntered, Refusal, handle
@@ -26,6 +26,10 @@ _RESTART = Remedy(action=Action.RESTART_PROCESS)
 _ADVICE = (
     "read `rayguard incidents` and the actor's log for what ends it; when such deaths are to be expected, "
     "raise GuardPolicy(process_budget=...); then create the actor anew"
+)
+_TAKE_IT = (
+    "calls that may run twice are made again (@rayguard.method(idempotent=True)); an actor for which you ask "
+    "Ray for restarts (max_restarts) goes on all the same, and that is told"
 )
 
 
@@ -67,6 +71,24 @@ def counted(instance: object) -> tuple[ActorLife, Exception | None]:
             incident = _given_up(incident, life)
         current_life.state = replace(current_life.state, incident=incident)
     return life, None if life.refusal is None else _refusal(name, life, incident)
+
+
+def state_lost(name: str) -> StateLostError:
+    """Return what answers every call of an actor whose last state lacks something."""
+    return StateLostError(f"{name}: {current_life.state.life.lost}; {_TAKE_IT}")
+
+
+def state_refused(error: StateLostError) -> None:
+    """Close the incident that led to this life, which cannot have its state; ``error`` tells it, too."""
+    with harmless("journal"):
+        now = current_life.state
+        if now.incident is None:
+            return
+        incident = replace(now.incident, notes=(*now.incident.notes, str(error)))
+        final = _given_up(incident, now.life)
+        attach(error, final)
+        current_life.state = replace(now, incident=None)
+        ActorMemory(now.incarnation.actor_id, PROCESS_PART).save(word_of(now.life, final, served=True))
 
 
 def word_of(life: ActorLife, incident: Incident, *, served: bool) -> dict[str, object]:

@@ -18,7 +18,7 @@ from rayguard.actors.guard import life_entry
 from rayguard.actors.life import current_life, graceful_exit, incidents, process_group, saved_state
 from rayguard.actors.life.incarnation import PROCESS_PART, ActorMemory
 from rayguard.actors.life.last_answer import Answer, LastAnswers, current_task
-from rayguard.actors.life.retries import ray_is_to_repeat
+from rayguard.actors.life.retries import ray_is_to_repeat, user_asked
 from rayguard.actors.mark import StateRule, mark_of, may_run_twice
 from rayguard.actors.memory import call_boundary
 from rayguard.errors import CallLostError, GroupMemberError, StateLostError
@@ -124,6 +124,7 @@ def resume(instance: object) -> None:
     except StateLostError as error:
         hands.error = error
         _step(StateUnreadable())
+        life_entry.state_refused(error)
         raise
     if life.restartable:
         _keep(instance, life, before, restorable=restorable)
@@ -145,18 +146,22 @@ def _restored(instance: object, life: Incarnation) -> KeptState | None:
 
     kept = restorable.found(life)
     if kept is None:
-        _step(StateFound(now=time.monotonic(), kept=False))
-        return None
-    restorable.restore(instance, kept)
-    hands.earlier = kept
-    _step(
-        StateFound(
+        lacks = restorable.is_unkept(life)
+        found = StateFound(now=time.monotonic(), kept=False)
+    else:
+        restorable.restore(instance, kept)
+        hands.earlier = kept
+        missing = replay(instance, kept.lost, kept.since)
+        lacks = bool(missing) and not restorable.is_kept_seldom(type(instance))
+        found = StateFound(
             now=time.monotonic(),
-            missing=replay(instance, kept.lost, kept.since),
+            missing=missing,
             cut_off=kept.running | kept.undone,
             answered=kept.tasks,
         )
-    )
+    _step(replace(found, may_lack=not lacks or user_asked(life.actor_id)))
+    if current_life.state.life.refusal is not None:
+        raise life_entry.state_lost(type(instance).__name__)
     return kept
 
 

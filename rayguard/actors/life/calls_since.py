@@ -30,11 +30,14 @@ def log_of(snapshot: Path) -> Path:
 
 
 class CallsSince:
-    """Those of one actor's life. Told within a lock, and with what is raised here counted."""
+    """Those of one actor's life. Told within a lock, and with what is raised here counted.
+
+    ``replays``: what calls are given is kept, for those that may run twice.
+    """
 
     def __init__(self, cls: type, snapshot: Path, *, replays: bool) -> None:
         self._log = CallLog(log_of(snapshot))
-        self._twice, self._replays = partial(may_run_twice, cls), replays
+        self._twice, self.replays = partial(may_run_twice, cls), replays
         self._given: dict[int, bytes] = {}
 
     @property
@@ -44,7 +47,7 @@ class CallsSince:
 
     def begun(self, place: int, name: str, given: Given | None) -> None:
         """A call begins: its arguments are kept as they are now, since it may change them."""
-        if self._replays and place >= 0 and given is not None and self._twice(name):
+        if self.replays and place >= 0 and given is not None and self._twice(name):
             self._given[place] = _packed(given)
 
     def ended(self, place: int) -> bytes:

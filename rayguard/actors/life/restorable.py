@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rayguard.actors.methods import Given
+    from rayguard.recovery.policy import SnapshotPolicy
 
 _PART = "snapshot"
+_UNKEPT = "unkept"  # in the word of an actor's states: none could be kept yet
 _WITHIN = -2  # the place of a call that another one makes
 _ANSWERS = 16  # that are kept: Ray delivers an answer within milliseconds
 _ANSWER_BYTES = 4 << 20  # of all of them together
@@ -51,9 +53,8 @@ class StateKeeper:
     def __init__(self, instance: object, life: Incarnation, before: KeptState | None = None) -> None:
         self._state, self._life = saved_state.hands(instance)[0], life
         self._file = SnapshotFile(path_of(life))
-        policy = (mark_of(type(instance)) or Guarding()).policy.snapshot
-        self._due = policy.due
-        self._since = CallsSince(type(instance), path_of(life), replays=not policy.due(1, 0.0))
+        self._due = _policy_of(type(instance)).due
+        self._since = CallsSince(type(instance), path_of(life), replays=is_kept_seldom(type(instance)))
         self._calls, self._kept_at = 0, time.monotonic()  # since the last snapshot; when that was
         self._lock = threading.RLock()  # methods of a threaded actor end side by side
         self._running: set[str] = set()
@@ -71,6 +72,8 @@ class StateKeeper:
             call = current_task()
             if self._keeping or call in self._running:
                 return _WITHIN
+            if self._running or self._unnamed:
+                self._since.replays = True  # calls run side by side: one may end where no state can be kept
             if call:
                 self._running.add(call)
             self._unnamed += not call
@@ -137,6 +140,8 @@ class StateKeeper:
                 count("snapshot")
                 return
             self._failed = True
+            if not self._told:
+                ActorMemory(self._life.actor_id, _PART).save({_UNKEPT: True})
             raise
         finally:
             self._keeping = False
@@ -209,7 +214,7 @@ def found(life: Incarnation) -> KeptState | None:
         StateLostError: It had, and that cannot be had or is damaged.
     """
     where = ActorMemory(life.actor_id, _PART).load()
-    if not where:
+    if not where or _UNKEPT in where:
         return None
     path = path_of(life)
     try:
@@ -222,6 +227,20 @@ def found(life: Incarnation) -> KeptState | None:
         raise StateLostError(f"the state that {path} held is not there any more")
     state, answers = found
     return KeptState(state, snapshot.lost, snapshot.running, answers, snapshot.undone, since)
+
+
+def is_kept_seldom(cls: type) -> bool:
+    """Say whether the state of ``cls`` is, as its user wishes, not kept after each call."""
+    return not _policy_of(cls).due(1, 0.0)
+
+
+def _policy_of(cls: type) -> SnapshotPolicy:
+    return (mark_of(cls) or Guarding()).policy.snapshot
+
+
+def is_unkept(life: Incarnation) -> bool:
+    """Say whether the lives before ``life`` had a state that could not be kept."""
+    return _UNKEPT in ActorMemory(life.actor_id, _PART).load()
 
 
 def restore(instance: object, kept: KeptState) -> None:

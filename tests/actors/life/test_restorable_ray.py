@@ -443,7 +443,7 @@ class Pairs:
 
 def test_a_threaded_actor_goes_on_from_a_moment_when_no_call_ran():
     """What ended since is told as lost, what was cut off as well; nothing runs twice."""
-    actor = made(Pairs, options={"max_concurrency": 4})
+    actor = made(Pairs, options={"max_concurrency": 4, "max_restarts": -1})
     ray.get([actor.add.remote() for _ in range(40)], timeout=WAIT_S)
     assert get(actor.both.remote()) == (40, 40)
     pid = get(actor.pid.remote())
@@ -460,6 +460,37 @@ def test_a_threaded_actor_goes_on_from_a_moment_when_no_call_ran():
     assert missing >= 0, "a call ran twice"
     assert incident.outcome is (Outcome.STATE_LOST if missing else Outcome.RECOVERED)
     assert bool(missing) is any("that had ended since" in note for note in incident.notes)
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "may run twice"])
+def test_an_answer_that_no_state_has_is_not_forgotten_in_silence(twice, tmp_path):
+    """It ended beside a call that died, so no state could be kept; bare, the actor is dead."""
+
+    def dies(self, path):
+        until(lambda: Path(path).exists())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    step = rayguard.method(idempotent=True)(Trainer.step) if twice else Trainer.step
+    actor = made(Saved, options={"max_concurrency": 2}, step=step, dies=dies)
+    assert get(actor.step.remote()) == 1
+    mark = tmp_path / "go"
+    dying = actor.dies.remote(str(mark))
+    until(lambda: get(actor.step.remote()) >= 3)
+    mark.touch()
+    assert seen(dying) == ("lost" if twice else "ActorDiedError")
+    after = seen(actor.step.remote())
+    (incident,) = [one for one in journal(actor) if one.kind == "actor_died"]
+    if twice:
+        assert after == 4
+        assert incident.outcome is Outcome.RECOVERED
+        return
+    assert after == "ActorDiedError"
+    with pytest.raises(
+        ray.exceptions.ActorDiedError, match=r"2 calls .step, step. that had ended since are lost"
+    ):
+        get(actor.step.remote())
+    assert incident.outcome is Outcome.FAILED
+    assert any("does not go on from an earlier state" in note for note in incident.notes)
 
 
 def test_an_async_actor_and_its_streams_go_on_from_their_state():
@@ -599,14 +630,20 @@ def test_a_guarded_part_with_a_state_of_its_own_is_the_actors_to_keep():
 
 
 def test_a_state_that_cannot_be_had_stops_no_call_and_is_told_on_death():
-    """The actor works on; its next life begins anew, and says so."""
+    """The actor works on; it begins anew only where its user asked for that, and says so. Else it is dead, as bare."""
 
     def state_dict(self):
         raise RuntimeError("not now")
 
-    actor = made(Saved, state_dict=state_dict)
-    assert [get(actor.step.remote()) for _ in range(3)] == [1, 2, 3]
-    end(actor)
+    actor = made(Saved, options={"max_restarts": 1}, state_dict=state_dict)
+    dead = made(Saved, state_dict=state_dict)
+    for one in (actor, dead):
+        assert [get(one.step.remote()) for _ in range(3)] == [1, 2, 3]
+        end(one)
+    with pytest.raises(ray.exceptions.ActorDiedError, match="had kept no state"):
+        get(dead.step.remote())
+    (over,) = [one for one in journal(dead) if one.kind == "actor_died"]
+    assert over.outcome is Outcome.FAILED
     assert get(actor.step.remote()) == 1
     (incident,) = [one for one in journal(actor) if one.kind == "actor_died"]
     assert incident.outcome is Outcome.STATE_LOST
@@ -614,16 +651,22 @@ def test_a_state_that_cannot_be_had_stops_no_call_and_is_told_on_death():
 
 
 def test_what_was_not_kept_any_more_is_told_with_its_number():
-    """It goes on from the last state that could be had."""
+    """It goes on from the last state that could be had, where its user asked for restarts."""
 
     def state_dict(self):
         if self.n > 2:
             raise RuntimeError("not any more")
         return {"n": self.n}
 
-    actor = made(Saved, state_dict=state_dict)
-    assert [get(actor.step.remote()) for _ in range(5)] == [1, 2, 3, 4, 5]
-    end(actor)
+    actor = made(Saved, options={"max_restarts": -1}, state_dict=state_dict)
+    dead = made(Saved, state_dict=state_dict)
+    for one in (actor, dead):
+        assert [get(one.step.remote()) for _ in range(5)] == [1, 2, 3, 4, 5]
+        end(one)
+    with pytest.raises(
+        ray.exceptions.ActorDiedError, match=r"4 calls .step, step, step, pid. that had ended"
+    ):
+        get(dead.step.remote())
     assert get(actor.step.remote()) == 3
     (incident,) = [one for one in journal(actor) if one.kind == "actor_died"]
     assert incident.outcome is Outcome.STATE_LOST
