@@ -24,6 +24,7 @@ HOOKS = {
     "transformers.trainer": "rayguard.frameworks.trl.every_trainer:add_to_every_trainer",
     "trl.generation.vllm_client": "rayguard.frameworks.trl.client:guard_module",
     "trl.extras.vllm_client": "rayguard.frameworks.trl.client:guard_module",  # up to TRL 0.2x
+    "swift.arguments.deploy_args": "rayguard.frameworks.swift.told_port:keep",
     "swift.callbacks.mapping": "rayguard.frameworks.swift.callback:register",
     "swift.rlhf_trainers.vllm_client": "rayguard.frameworks.swift.client:guard_module",
 }

@@ -26,6 +26,7 @@ from rayguard.runner.life.kept_output import KeptOutput
 from rayguard.runner.life.signals import Signals, StoppedError
 from rayguard.runner.life.streams import open_all
 from rayguard.runner.machine import NoStart, Relaunch, RunFailed, RunPolicy, RunState, handle, progressed
+from rayguard.runner.serving.address import is_known_server
 from rayguard.runner.serving.patience import ServingPatience
 from rayguard.runner.serving.server_watch import ServerWatch
 from rayguard.runner.summary import LifeSummary, RunSummary
@@ -110,7 +111,7 @@ class Run:
     def _lived(self, now: _Next, kept: KeptOutput, signals: Signals) -> tuple[_Next | None, str]:
         """Run the command once; return how it is started next, or None and why not."""
         command = now.start.command
-        hooks = self._plan.dialect is not None
+        hooks = self._plan.dialect is not None or is_known_server(command.words)
         environment, plugin_off = environment_of(command, plugin=self._options.plugin, hooks=hooks)
         if plugin_off and not self._lives and self._plan.on_ray:
             self._say(f"rayguard's plugin is off in it: {plugin_off}")

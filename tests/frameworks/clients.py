@@ -159,7 +159,12 @@ class SwiftInferClient:
             except requests.exceptions.RequestException as error:
                 return None, error
             if answer.status_code != 200:
-                return None, Exception(f"Server 0 failed: {answer.status_code}, {answer.text}")
+                said = (
+                    f"failed: {answer.status_code}, {answer.text}"
+                    if path == "infer"
+                    else f"update failed: {answer.text}"
+                )
+                return None, Exception(f"Server 0 {said}")
             return answer.json(), None
 
         done = [posted(*one) for one in zip(self.sessions, self.base_urls, bodies, strict=True)]

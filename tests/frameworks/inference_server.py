@@ -79,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
         if plan == "die" or (told.deadly and path in _SAMPLED):
             os._exit(1)
         if plan == "fail":
-            return self.answer({"error": "EngineDeadError"}, 500)
+            return self.text("Internal Server Error", 500)
         if plan == "hang":
             threading.Event().wait(600)
         if plan == "work":  # longer than any patience, with tokens all the time

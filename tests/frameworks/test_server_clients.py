@@ -284,6 +284,23 @@ def test_a_server_whose_engine_died_and_that_ends_then_is_lost(home, server):
     assert signatures(home) == [("server.lost", "recovered", "reconnect")]
 
 
+@pytest.mark.parametrize(
+    "call", ["update_flattened_params", "process_weights_after_loading", "reset_prefix_cache"]
+)
+def test_a_push_to_a_server_whose_engine_died_and_that_ends_then_is_made_again(home, server, call):
+    """ms-swift names no code there."""
+    use = Swift(server)
+    use.push(3.0)
+    server.plan(**{call: "fail"})
+    later = threading.Timer(0.7, server.restart)
+    later.start()
+    use.push(4.0)
+    later.join()
+    assert use.sampled() == 4.0
+    assert server.state()["weights"] == {"w": [4.0]}
+    assert signatures(home) == [("server.lost", "recovered", "reconnect")]
+
+
 def test_a_frozen_server_is_told_and_given_up_by_its_progress(home, server):
     """Its port is open, and nothing comes: a bare client waits for ever."""
     use = Trl(server)
@@ -421,6 +438,23 @@ def test_what_is_lost_and_what_is_not():
     assert not is_lost(Exception("Request failed: 400, prompt too long"))
     assert not is_of_the_engine(Exception("Request failed: 400, prompt too long"))
     assert is_of_the_engine(Exception("Request failed: 500, EngineDeadError"))
+    assert is_of_the_engine(Exception("Server 0 update failed: Internal Server Error"))
+    assert not is_of_the_engine(Exception("Server 0 update failed: unknown name"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Failed to broadcast barrier_id"),
+        RuntimeError("Multiple errors: [RuntimeError('Barrier timed out after 30.00 seconds')]"),
+        RuntimeError("Multiple errors: [DistNetworkError('failed to send, Broken pipe')]"),
+        torch.distributed.DistNetworkError("Connection reset by peer"),
+    ],
+)
+def test_a_worker_that_took_no_weights_may_be_a_dead_engine(error):
+    """As vLLM's group for weights and torch's store say it; ms-swift joins them into one text."""
+    assert is_of_the_engine(error)
+    assert not is_lost(error)
 
 
 def test_a_look_tells_presence_life_and_progress(server):

@@ -253,3 +253,10 @@ def test_without_a_watch_it_stays_as_it_is(stage):
         threading.Event().wait(15)
         assert state_of(port) == first
     assert len(stage.lives()) == 1
+
+
+def test_a_server_has_the_hooks_of_frameworks(stage):
+    """ms-swift's keeps its port by one of them."""
+    story = "print('hooks', os.environ['RAYGUARD_FRAMEWORKS'], flush=True)\nraise SystemExit(3)"
+    done = stage.run(stage.swift, "rollout", story=story, options=["--max-restarts", 0])
+    assert b"hooks on" in done.stdout
