@@ -29,6 +29,11 @@ GUARDED_CALL = (
 GUARDED_INIT = "_rayguard_init"
 _PAIRS = (("state_dict", "load_state_dict"), ("snapshot", "restore"))
 _TYPING = frozenset({"typing", "typing_extensions"})
+_COMPARED = {  # by torch itself, with its own: another one counts as the user's
+    "torch.nn.modules.module": frozenset(
+        {"forward", "get_extra_state", "register_buffer", "set_extra_state"}
+    ),
+}
 
 
 def is_guarded(method: object) -> bool:
@@ -110,13 +115,16 @@ def public_methods(cls: type) -> Iterator[tuple[str, FunctionType]]:
 
     Static and class methods, properties and other descriptors stay as they are, and so do names with an
     underscore: Ray's own ``__ray_call__`` and ``__ray_terminate__`` among them. So does what a plain wrapper
-    would change: ``types.coroutine``, and a ``Protocol``'s ``__init__``, which looks whether it was replaced.
+    would change: ``types.coroutine``, a ``Protocol``'s ``__init__``, which looks whether it was replaced, and
+    torch's own methods of which it asks whether a module has replaced them.
     """
     for name in dir(cls):
         if name.startswith("_") and name != "__init__":
             continue
         found = inspect.getattr_static(cls, name, None)  # a metaclass may list what is not there
         if not isinstance(found, FunctionType) or is_guarded(found) or found.__module__ in _TYPING:
+            continue
+        if name in _COMPARED.get(found.__module__, ()):
             continue
         if not found.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE:
             yield name, found

@@ -14,7 +14,7 @@ from rayguard.actors.guard import call_recovery, restarts
 from rayguard.actors.guard.guard import guard, method
 from rayguard.actors.life import current_life, incidents
 from rayguard.actors.life.incarnation import Incarnation
-from rayguard.actors.methods import MARK
+from rayguard.actors.methods import MARK, is_guarded
 from rayguard.errors import ConfigError, GaveUpError
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
 from rayguard.recovery import calls
@@ -223,6 +223,27 @@ def test_only_public_plain_methods_are_wrapped():
     changed = {name for name in vars(Plain) if vars(Plain)[name] is not before.get(name)}
     assert changed == {"public", MARK}
     assert (Plain.static(), Plain.classy(), Plain().prop) == ("static", Plain, "prop")
+
+
+def test_a_guarded_module_of_torch_still_says_its_state():
+    """Torch compares some of a module's methods with its own: wrapped, they count as replaced."""
+    torch = pytest.importorskip("torch")
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x):
+            return self.layer(x)
+
+    guard(Model)
+    first, second = Model(), Model()
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(torch.ones(1, 2)), second(torch.ones(1, 2)))
+    assert is_guarded(vars(Model)["forward"]), "it is the user's"
+    assert Model.register_buffer is torch.nn.Module.register_buffer
 
 
 def test_inherited_methods_are_guarded_and_the_base_is_left_alone(verdict, tally):
