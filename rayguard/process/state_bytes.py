@@ -54,6 +54,72 @@ def from_bytes(data: bytes) -> object:
     return pickle.loads(data[at : at + stream], buffers=buffers)  # noqa: S301 - as above
 
 
+def packed_within(value: object, most: int) -> bytes | None:
+    """Return ``value`` as ``cloudpickle`` packs it; None where that has more than ``most`` bytes.
+
+    What is too large is not copied to find that out.
+
+    Raises:
+        Exception: What pickling raised.
+    """
+    file = _Limited(most)
+    try:
+        _limited_pickler()(file, protocol=5, buffer_callback=file.holds).dump(value)
+    except _TooLargeError:
+        return None
+    return file.getvalue()
+
+
+class _TooLargeError(Exception):
+    """More bytes than there may be."""
+
+
+class _Limited(io.BytesIO):
+    """A file that takes so many bytes and no more."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def holds(self, size: pickle.PickleBuffer | int) -> bool:
+        """Return True, so that a buffer goes into the file; it has not been copied yet.
+
+        Raises:
+            _TooLargeError: There is no room for it.
+        """
+        more = size if isinstance(size, int) else size.raw().nbytes
+        if self.tell() + more > self._most:
+            raise _TooLargeError
+        return True
+
+    def write(self, data: Any) -> int:
+        """Write.
+
+        Raises:
+            _TooLargeError: There is no room.
+        """
+        self.holds(memoryview(data).nbytes)
+        return super().write(data)
+
+
+@functools.cache
+def _limited_pickler() -> type[pickle.Pickler]:
+    from ray import cloudpickle  # noqa: PLC0415 - an actor runs here
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def __init__(self, file: _Limited, **options: Any) -> None:
+            super().__init__(file, **options)
+            self._limit = file
+
+        def reducer_override(self, value: object) -> object:
+            torch = sys.modules.get("torch")
+            if torch is not None and isinstance(value, torch.Tensor) and not value.is_sparse:
+                self._limit.holds(value.numel() * value.element_size())  # torch copies it first
+            return super().reducer_override(value)
+
+    return Pickler
+
+
 def _laid_out(views: Sequence[memoryview]) -> tuple[list[memoryview], list[int], list[tuple[int, int, int]]]:
     """Return what is to be written, the sizes of the regions that it makes, and where in them each view lies.
 

@@ -197,14 +197,11 @@ def _bound(answers: dict[str, bytes | None]) -> None:
 
 
 def _packed(answer: object) -> bytes | None:
-    from ray import cloudpickle  # noqa: PLC0415 - an actor runs here
-
     try:
         with unpinned():
-            packed = bytes(cloudpickle.dumps(answer))
+            return state_bytes.packed_within(answer, _ANSWER_BYTES)
     except Exception:  # noqa: BLE001 - what cannot be kept is known to have been answered, and no more
         return None
-    return packed
 
 
 def found(life: Incarnation) -> KeptState | None:

@@ -6,6 +6,7 @@ The wrappers are pickled by value and find what stands here in every process. Wh
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from rayguard.process.flight import recorder
@@ -77,3 +78,12 @@ def end_call(instance: object, name: str, entered: Entered, answer: object = Non
         keeping.ended(place, name, answer)
     if watching is not None:
         watching.ended(instance, name)
+
+
+def _forked() -> None:
+    """Let a forked child act for itself alone: what it does is not the actor's state."""
+    global watch, group, keeper  # noqa: PLW0603 - one process
+    watch = group = keeper = None
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,8 +1,10 @@
 """What an actor's state is kept by, without Ray: which moment is kept, and what a death would find."""
 
+import os
 import sys
 import threading
 import time
+import tracemalloc
 
 import pytest
 
@@ -13,6 +15,7 @@ from rayguard.actors.life.calls_since import replay
 from rayguard.actors.life.incarnation import ActorMemory, Incarnation
 from rayguard.actors.life.last_answer import Answer
 from rayguard.actors.life.snapshot_files import path_of
+from rayguard.actors.memory import call_boundary
 from rayguard.actors.methods import bare
 from rayguard.errors import CallLostError, StateLostError
 from rayguard.ray_internals import kv
@@ -355,6 +358,37 @@ def test_of_many_large_answers_the_last_are_kept(task):
     left = restorable.KeptState({}, 0, frozenset(), found)
     assert left.to("task2") == Answer(bytes(2 << 20))
     assert left.to("task1") is None
+
+
+@pytest.mark.parametrize("kind", ["bytes", "array", "tensor", "tensors"])
+def test_an_answer_that_is_too_large_to_keep_is_not_copied(kind):
+    """A trainer that returns all of its weights, after each step: the copies would take as much again."""
+    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    size = 64 << 20
+    answer = {
+        "bytes": lambda: bytes(size),
+        "array": lambda: numpy.ones(size, numpy.uint8),
+        "tensor": lambda: torch.ones(size, dtype=torch.uint8),
+        "tensors": lambda: [torch.ones(size // 64, dtype=torch.uint8) for _ in range(64)],
+    }[kind]()
+    restorable._packed(Answer(0))  # what is loaded for it is another matter
+    tracemalloc.start()
+    try:
+        assert restorable._packed(Answer(answer)) is None
+        assert tracemalloc.get_traced_memory()[1] < size // 4
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_forked_child_keeps_nothing(monkeypatch):
+    """It has the parent's file mapped, and what it does is not the actor's state."""
+    monkeypatch.setattr(call_boundary, "keeper", object())
+    monkeypatch.setattr(call_boundary, "watch", object())
+    child = os.fork()
+    if not child:
+        os._exit(0 if (call_boundary.keeper, call_boundary.watch, call_boundary.group) == (None,) * 3 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert call_boundary.keeper is not None
 
 
 def test_calls_within_a_call_are_none_of_their_own(task):
