@@ -10,8 +10,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from rayguard.errors import ConfigError, GangCallError, GaveUpError, StateLostError
-from rayguard.options import meant
+from rayguard.errors import GangCallError, GaveUpError, StateLostError
 from rayguard.trainers.gang import checkpoint, gang_incidents
 from rayguard.trainers.gang.call_pace import CallPace
 from rayguard.trainers.gang.rank_group import StateOrigin
@@ -264,19 +263,3 @@ _TOLD = 8
 
 def _error_of(verdict: GangVerdict) -> BaseException | None:
     return None if verdict.error is None else verdict.error.error
-
-
-def checked_method(trainer: type, name: object) -> str:
-    """Return the name of a method that a gang may call.
-
-    Raises:
-        ConfigError: There is none of that name, or it is the gang's own.
-    """
-    if not isinstance(name, str):
-        raise ConfigError(f"TrainerGang.call takes the name of a method, got {name!r}")
-    if name.startswith("_") or name == "setup":
-        raise ConfigError(f"{trainer.__name__}.{name} is not for TrainerGang.call: the gang itself calls it")
-    if not callable(getattr(trainer, name, None)):
-        known = [one for one in dir(trainer) if not one.startswith("_") and callable(getattr(trainer, one))]
-        raise ConfigError(f"{trainer.__name__} has no method {name!r}{meant(name, known)}")
-    return name

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rayguard.actors.life import snapshot_files
 from rayguard.actors.methods import state_methods
@@ -15,13 +15,14 @@ from rayguard.harmless import harmless
 from rayguard.options import explained
 from rayguard.ray_internals.actor_classes import is_actor_class
 from rayguard.ray_internals.worker import connected_ray
-from rayguard.trainers.gang.core import GangCore, checked_method
+from rayguard.trainers.gang.core import GangCore
 from rayguard.trainers.gang.gang_weights import GangWeights, start_holder
 from rayguard.trainers.gang.hosts import GangHosts
 from rayguard.trainers.gang.kept.rank_files import forget_gang
 from rayguard.trainers.gang.orders import END, Orders
 from rayguard.trainers.gang.policy import GangPolicy
 from rayguard.trainers.gang.seats import GangSeats, GangSize
+from rayguard.trainers.gang.shares import checked_method, refuse_unawaited
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -245,6 +246,12 @@ class TrainerGang:
         """Close it."""
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be sent: the ranks go with the process that made them."""
+        raise ConfigError(
+            "a TrainerGang cannot be sent: use it in the process that made it; gang.weights() can be sent"
+        )
+
     def _open(self) -> None:
         if self._closed:
             raise ConfigError(f"this gang of {self._trainer.__name__} is closed: make another one")
@@ -271,6 +278,7 @@ def _check(trainer: object, ranks: object, spares: object, policy: object, backe
             f"{trainer.__name__} has no setup(self, group): there it builds its model and optimizer, on each "
             "rank, and again after each fault"
         )
+    refuse_unawaited(trainer, "setup")
     if state_methods(trainer) is None:
         raise ConfigError(
             f"{trainer.__name__} cannot say its state, so nothing could be restored: derive it from "

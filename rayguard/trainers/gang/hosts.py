@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rayguard.errors import ConfigError, RecoveryTimeoutError
 from rayguard.process.deaths import held_pidfd
 from rayguard.process.identity import ProcessId
+from rayguard.ray_internals.worker import connected_ray
 from rayguard.trainers.gang.rank_host import RankHost
 
 if TYPE_CHECKING:
@@ -65,6 +68,8 @@ class GangHosts:
         self.here = _this_node()
         self.last_error: BaseException | None = None  # of an actor that did not come up
         self._groups: list[PlacementGroup] = []
+        # Of a gang that nobody holds Ray ends the actors, and keeps their places until the job ends.
+        weakref.finalize(self, _aside, _give_back, self._groups).atexit = False
         self._places: list[tuple[PlacementGroup, int]] = []  # of each bundle: where, and its index there
         self.alive: list[GangHost] = []
         self.closed = False
@@ -152,14 +157,10 @@ class GangHosts:
 
     def close(self) -> None:
         """End all, and give their places back. A call that runs in another thread ends, too."""
-        from ray.util import remove_placement_group  # noqa: PLC0415 - as above
-
         self.closed = True
         for host in list(self.alive):
             self.end(host)
-        for group in self._groups:
-            with contextlib.suppress(Exception):  # the cluster is gone
-                remove_placement_group(group)
+        _give_back(self._groups)
 
     def make_room(self, count: int) -> None:
         """Reserve so many more bundles.
@@ -184,6 +185,22 @@ class GangHosts:
             )
         self._groups.append(group)
         self._places += [(group, index) for index in range(count)]
+
+
+def _give_back(groups: list[PlacementGroup]) -> None:
+    if connected_ray() is None:  # it would start a cluster of its own
+        return
+    from ray.util import remove_placement_group  # noqa: PLC0415 - as above
+
+    while groups:
+        with contextlib.suppress(Exception):  # the cluster is gone
+            remove_placement_group(groups.pop())
+
+
+def _aside(do: Callable[[list[PlacementGroup]], None], groups: list[PlacementGroup]) -> None:
+    """Do it in a thread: a collection of garbage may come in the midst of anything, also of Ray's own."""
+    if groups:
+        threading.Thread(target=do, args=(groups,), name="rayguard-places", daemon=True).start()
 
 
 def _cpus(options: Mapping[str, Any]) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 import rayguard
 from rayguard.errors import ConfigError
 from rayguard.trainers.gang.call_pace import CallPace
-from rayguard.trainers.gang.shares import shares_of
+from rayguard.trainers.gang.shares import checked_method, shares_of
 from rayguard.trainers.gang.verdict import RankEnd, RankOutcome, decide_gang
 
 ENDS = st.lists(st.sampled_from(list(RankEnd)), min_size=1, max_size=5)
@@ -127,6 +129,17 @@ class Fits(rayguard.TrainerMixin):
         """Do nothing."""
 
 
+class AwaitedSetup(rayguard.TrainerMixin):
+    """Its setup would be begun, and gone through by nobody."""
+
+    async def setup(self, group):
+        """Build nothing."""
+
+    def rows(self):
+        """Answer with what cannot be sent."""
+        yield 1
+
+
 class NoState:
     """Cannot say its state."""
 
@@ -151,12 +164,38 @@ class NoSetup(rayguard.TrainerMixin):
         (Fits(), {"ranks": 2}, "takes a class"),
         (NoState, {"ranks": 2}, "TrainerMixin"),
         (NoSetup, {"ranks": 2}, "has no setup"),
+        (
+            AwaitedSetup,
+            {"ranks": 2},
+            r"AwaitedSetup.setup is a coroutine \(async def\): a gang's ranks run plain",
+        ),
     ],
 )
 def test_a_gang_that_cannot_be_is_refused(trainer, options, said):
     """Before anything is started."""
     with pytest.raises(ConfigError, match=said):
         rayguard.TrainerGang(trainer, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rows", "rows is a generator"),
+        ("stp", "no method 'stp'"),
+        ("setup", "the gang itself calls it"),
+        (3, "takes the name of a method, got 3"),
+    ],
+)
+def test_what_a_gang_cannot_call_is_refused(name, said):
+    """A coroutine would be an answer that cannot be sent."""
+    with pytest.raises(ConfigError, match=said):
+        checked_method(AwaitedSetup, name)
+
+
+def test_a_gang_is_sent_nowhere():
+    """Python's own words would be of a lock."""
+    with pytest.raises(ConfigError, match="cannot be sent: use it in the process that made it"):
+        pickle.dumps(object.__new__(rayguard.TrainerGang))
 
 
 @pytest.mark.parametrize(
