@@ -120,11 +120,11 @@ def _cut(own: LocalShard, all_of_them: Sequence[LocalShard], rank: int, ranks: i
     return LocalShard(local.clone(), own.placements, own.shape, own.stride, (ranks,))
 
 
-def meshes_of(owner: object) -> list[State]:
-    """Return the meshes on which the parameters of an object's modules lie."""
+def meshes_of(values: Iterable[State]) -> list[State]:
+    """Return the meshes on which the parameters of modules among these values lie."""
     found: list[State] = []
-    for value in vars(owner).values():
-        if callable(getattr(value, "parameters", None)):
+    for value in values:
+        if callable(getattr(type(value), "parameters", None)):
             for parameter in _parameters(value):
                 if is_distributed(parameter) and parameter.device_mesh not in found:
                     found.append(parameter.device_mesh)

@@ -14,9 +14,12 @@ from rayguard.errors import ConfigError
 from rayguard.faults.fault import Role
 from rayguard.trainers.finite_steps import FiniteSteps, StepVerdict
 from rayguard.trainers.found_state import found_state, not_kept, random_state, restore_state
+from rayguard.trainers.plain_values import MOST_VALUES
 
 _log = logging.getLogger("rayguard")
 RANKS = "_rayguard_ranks"  # the attribute of a trainer that is a rank of a gang: how many there are
+_PARTS = "_rayguard_parts"  # the attribute that names the parts which there were as the state was kept first
+_GROWN = "_rayguard_grown"  # and what has been said of since
 _GOOD_EVERY = 20  # steps between two states that a rewind may go back to
 
 
@@ -48,6 +51,11 @@ class TrainerMixin:
         excluded: object = cls.state_excludes
         if isinstance(excluded, str):
             raise ConfigError(f"{cls.__name__}.state_excludes must be a tuple of names: ({excluded!r},)")
+        if str(getattr(cls.state_dict, "__module__", "")).startswith("torch."):
+            raise ConfigError(
+                f"{cls.__name__}.state_dict would be torch's, which gives the weights and nothing else: name "
+                "rayguard.TrainerMixin before torch's class among its bases"
+            )
         if "__ray_actor_class__" not in vars(cls):  # not for Ray's own subclass, made by @ray.remote
             mark = mark_of(cls) or Guarding()
             guard_class(cls, replace(mark, role=Role.TRAINER, implied=True))
@@ -59,10 +67,17 @@ class TrainerMixin:
         Raises:
             ConfigError: Something is no state that can be kept: an iterator, say.
         """
-        excluded, ranks = self.state_excludes, bool(vars(self).get(RANKS))
-        state = found_state(self, without=excluded, gradients=self.state_gradients, sharded=ranks)
-        if not vars(self).get("_rayguard_told_state"):
-            self._rayguard_told_state = True
+        excluded, ours = self.state_excludes, vars(self)
+        state = found_state(
+            self,
+            without=excluded,
+            gradients=self.state_gradients,
+            sharded=bool(ours.get(RANKS)),
+            grown=self._grown if _PARTS in ours else None,
+        )
+        self._tell_late(state)
+        if _PARTS not in ours:
+            ours[_PARTS] = frozenset(state["parts"])
             left = not_kept(self, without=excluded)
             if left:
                 _log.warning(
@@ -93,12 +108,13 @@ class TrainerMixin:
         would come again). Both are counted (``finite_steps``) and told in the log.
         """
         steps = self.finite_steps
-        verdict = steps.judge(*(float(number) for number in numbers))
+        found = [float(one.detach() if hasattr(one, "detach") else one) for one in numbers]
+        verdict = steps.judge(*found)
         if verdict is StepVerdict.TAKE:
             if self.rewind_after is not None and steps.taken % _GOOD_EVERY == 1:
-                self._rayguard_good = [*self._good()[-1:], self._copied()]
+                vars(self)["_rayguard_good"] = [*self._good()[-1:], self._copied()]
             return True
-        said = ", ".join(f"{float(number):g}" for number in numbers)
+        said = ", ".join(f"{number:g}" for number in found)
         if verdict is StepVerdict.SKIP or self.rewind_after is None:
             _log.warning("rayguard: a step of %s is left out: %s", type(self).__name__, said)
         else:
@@ -109,8 +125,37 @@ class TrainerMixin:
     def finite_steps(self) -> FiniteSteps:
         """How many steps were taken, left out, and gone back for."""
         if "_rayguard_steps" not in vars(self):
-            self._rayguard_steps = FiniteSteps(self.rewind_after or 1)
-        return self._rayguard_steps
+            vars(self)["_rayguard_steps"] = FiniteSteps(self.rewind_after or 1)
+        found: FiniteSteps = vars(self)["_rayguard_steps"]
+        return found
+
+    def _tell_late(self, state: dict[str, Any]) -> None:
+        """Say once of parts that a call has made, and not ``__init__``: no next life could take them up."""
+        late = sorted(state["parts"].keys() - vars(self).get(_PARTS, state["parts"].keys()))
+        if late and self._is_news(", ".join(late)):
+            _log.warning(
+                "rayguard: %s.%s was not made by __init__ (of a gang's rank: setup), so after a death its "
+                "state could not be taken up, and calls would end with StateLostError: make it there",
+                type(self).__name__,
+                ", ".join(late),
+            )
+
+    def _grown(self, name: str) -> None:
+        if self._is_news(name):
+            _log.warning(
+                "rayguard: %s.%s has grown to more than %s values, which are kept after each call: if it is "
+                "data and not state, say so by state_excludes = (%r,)",
+                type(self).__name__,
+                name,
+                f"{MOST_VALUES:,}",
+                name,
+            )
+
+    def _is_news(self, name: str) -> bool:
+        told: set[str] = vars(self).setdefault(_GROWN, set())
+        news = name not in told
+        told.add(name)
+        return news
 
     def _rewind(self, said: str) -> None:
         good = self._good()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import logging
+import pathlib
 import random
 from collections import deque
 
@@ -224,3 +227,289 @@ def test_verdicts_in_a_row():
     nan = float("nan")
     found = [steps.judge(value) for value in (1.0, nan, 1.0, nan, nan, nan, nan)]
     assert found == [StepVerdict(v) for v in ("take", "skip", "take", "skip", "rewind", "skip", "rewind")]
+
+
+# -- what a trainer may hold, and how
+
+
+def linear(out=1):
+    return torch.nn.Linear(4, out)
+
+
+def adam(parameters):
+    return torch.optim.AdamW(parameters, lr=0.1)
+
+
+def learned(loss, *optimizers):
+    loss.backward()
+    for one in optimizers:
+        one.step()
+        one.zero_grad()
+    return loss.item()
+
+
+class Holds(rayguard.TrainerMixin):
+    """``build`` makes what it holds, ``learn`` is a step."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.build()
+
+    def train(self):
+        return self.learn(torch.randn(8, 4))
+
+
+class ListOfParameters(Holds):
+    """Of those gradients are clipped; a copy of them would have none."""
+
+    def build(self):
+        self.model = linear()
+        self.mine = [one for one in self.model.parameters() if one.requires_grad]
+        self.optimizer = adam(self.mine)
+
+    def learn(self, x):
+        loss = self.model(x).square().sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.mine, 0.1)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+
+class TensorsInContainers(Holds):
+    """An optimizer steps those that ``__init__`` made. Their gradients are used at each second call."""
+
+    def build(self):
+        self.rows = {
+            "weight": torch.randn(4, 1, requires_grad=True),
+            "more": [torch.zeros(1, requires_grad=True)],
+        }
+        self.total = torch.zeros(1)
+        self.same = (self.total, self.total)
+        self.optimizer, self.step = adam([self.rows["weight"], *self.rows["more"]]), 0
+
+    def learn(self, x):
+        self.loss = (x @ self.rows["weight"] + self.rows["more"][0]).square().sum()  # with its graph
+        self.loss.backward()
+        self.step += 1
+        if self.step % 2 == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        self.total += 1
+        return self.loss.item(), self.same[0].item(), self.same[1].item()
+
+
+class FirstTheSame(Holds):
+    """What named the model's tensors as it was made, and holds copies of them later."""
+
+    def build(self):
+        self.model = linear()
+        self.best, self.top, self.now = [*self.model.parameters()], self.model.weight, self.model.weight.data
+        self.optimizer, self.step = adam(self.model.parameters()), 0
+
+    def learn(self, x):
+        self.step += 1
+        if self.step == 2:
+            self.best = [one.detach().clone() for one in self.best]
+            self.top = self.top.detach().clone()
+        loss = learned(self.model(x).square().sum(), self.optimizer)
+        return loss, *(one.sum().item() for one in (self.best[0], self.top, self.now))
+
+
+class PartsInContainers(Holds):
+    """Two models, their optimizers by name, and generators."""
+
+    def build(self):
+        self.models = [linear(), (linear(), linear())]
+        self.optimizers = {
+            "first": adam(self.models[0].parameters()),
+            "others": adam([*self.models[1][0].parameters(), *self.models[1][1].parameters()]),
+        }
+        self.random = [random.Random(1), {"noise": torch.Generator().manual_seed(1)}]
+
+    def learn(self, x):
+        x = x + self.random[0].random() + torch.rand(1, generator=self.random[1]["noise"])
+        first, second, third = (one(x).square().sum() for one in (self.models[0], *self.models[1]))
+        return learned(first + second * third, *self.optimizers.values())
+
+
+class IsAModule(rayguard.TrainerMixin, torch.nn.Module):
+    """What torch keeps of it is in no attribute that could be kept by itself."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.scale = linear(), torch.nn.Parameter(torch.ones(1))
+        self.register_buffer("seen", torch.zeros(1))
+        self.optimizer, self.step = adam(self.parameters()), 0
+
+    def train(self):
+        self.step += 1
+        self.seen += 1
+        return learned(
+            (self.layer(torch.randn(8, 4)) * self.scale).square().sum(), self.optimizer
+        ), self.seen.item()
+
+
+class InSlots(rayguard.TrainerMixin):
+    __slots__ = ("model", "optimizer", "step")
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model, self.step = linear(), 0
+        self.optimizer = adam(self.model.parameters())
+
+    def train(self):
+        self.step += 1
+        return learned(self.model(torch.randn(8, 4)).square().sum(), self.optimizer), self.step
+
+
+class Phase(enum.Enum):
+    WARM, HOT = 1, 2
+
+
+@dataclasses.dataclass
+class Progress:
+    phase: Phase = Phase.WARM
+    best: dict = dataclasses.field(default_factory=dict)
+
+
+class Values(Holds):
+    """Of kinds that are plain, too; the dataclass is held twice."""
+
+    def build(self):
+        self.progress, self.place = Progress(), pathlib.PurePath("a")
+        self.also, self.dtype, self.size = self.progress, torch.float32, torch.Size([1])
+
+    def learn(self, x):
+        self.progress.phase = Phase.HOT
+        self.progress.best["sum"] = x.sum()
+        self.place, self.dtype, self.size = self.place / "b", torch.float16, torch.Size([*self.size, 2])
+        return self.also.phase is Phase.HOT, self.also.best["sum"].item(), self.place, self.dtype, self.size
+
+
+class Thawed(Holds):
+    """Frozen at first."""
+
+    def build(self):
+        self.model, self.step = torch.nn.Sequential(linear(4), linear()), 0
+        self.model[0].requires_grad_(False)
+        self.optimizer = adam(self.model.parameters())
+
+    def learn(self, x):
+        self.step += 1
+        self.model[0].requires_grad_(self.step > 1)
+        return learned(self.model(x).square().sum(), self.optimizer)
+
+
+class StandsFor:
+    """Hands every name on to what it wraps."""
+
+    def __init__(self, wrapped):
+        self.wrapped = wrapped
+
+    def __getattr__(self, name):
+        return getattr(vars(self)["wrapped"], name)
+
+
+class Wrapped(Holds):
+    """Its class has no ``state_dict``, and it has."""
+
+    def build(self):
+        self.model, self.step = StandsFor(linear()), 0
+        self.optimizer = StandsFor(adam(self.model.parameters()))
+
+    def learn(self, x):
+        self.step += 1
+        return learned(self.model.forward(x).square().sum(), self.optimizer)
+
+
+class Connected(Holds):
+    """What answers to any name, or to none; what takes no numbers; what holds itself."""
+
+    class Anything:
+        """As a client of a server has it."""
+
+        def __getattr__(self, name):
+            return lambda *_, **__: self
+
+    class Nothing:
+        """As one has it that is made when it is first used."""
+
+        def __getattr__(self, name):
+            raise RuntimeError("not connected")
+
+    def build(self):
+        self.proxy, self.client, self.me, self.ring = self.Anything(), self.Nothing(), self, []
+        self.ring.append(self.ring)
+        self.mask, self.step = torch.ones(1).expand(4), 0
+        with torch.inference_mode():
+            self.base = torch.zeros(2)
+
+    def learn(self, x):
+        self.step += 1
+        return self.step, self.mask.tolist(), self.base.tolist(), x.sum().item()
+
+
+HELD = [
+    *(ListOfParameters, TensorsInContainers, FirstTheSame, PartsInContainers, IsAModule, InSlots, Values),
+    *(Thawed, Wrapped, Connected),
+]
+
+
+@pytest.mark.parametrize("cls", HELD, ids=lambda cls: cls.__name__)
+def test_however_it_is_held_it_goes_on(cls):
+    """Each was lost or doubled without a word, or stopped the rest from being kept."""
+    before = cls()
+    for _ in range(3):
+        before.train()
+    state = over_a_death(before.state_dict())
+    expected = [before.train() for _ in range(4)]
+    after = cls()
+    after.load_state_dict(state)
+    assert [after.train() for _ in range(4)] == expected
+
+
+def test_a_list_of_parameters_is_the_models_after_a_rewind_too():
+    """Copies of them would never change again."""
+    trainer = ListOfParameters()
+    for _ in range(45):
+        assert trainer.step_is_finite(trainer.train())
+    for _ in range(3):
+        assert not trainer.step_is_finite(float("inf"))
+    assert trainer.finite_steps.rewound == 1
+    assert all(one is other for one, other in zip(trainer.mine, trainer.model.parameters(), strict=True))
+
+
+def test_a_loss_with_its_graph_is_no_hindrance():
+    """As an attribute it cannot be copied by Python's own means."""
+    trainer = TensorsInContainers()
+    trainer.train()
+    assert trainer.step_is_finite(trainer.loss)
+
+
+def test_parts_that_init_makes_fewer_of_are_told():
+    """The third model has nowhere to go."""
+    trainer = PartsInContainers()
+    trainer.models.append(linear())
+    with pytest.raises(StateLostError, match="models holds 2 parts after its __init__, and in its state 3"):
+        PartsInContainers().load_state_dict(trainer.state_dict())
+
+
+def test_what_comes_or_grows_later_is_told_and_stops_nothing(caplog):
+    """A run must not end in its thousandth step for the length of a list."""
+    trainer = Thawed()
+    trainer.rows = []
+    trainer.state_dict()
+    trainer.late, trainer.rows = adam(trainer.model.parameters()), [0] * 100_001
+    for _ in range(2):
+        assert len(trainer.state_dict()["values"]["rows"][1]) == 100_001
+    grown, late = (one.getMessage() for one in caplog.records)
+    assert "Thawed.late was not made by __init__" in late
+    assert "Thawed.rows has grown to more than 100,000 values" in grown
+
+
+def test_a_module_of_torch_before_the_mixin_is_refused():
+    """Its state would be torch's: the weights alone."""
+    with pytest.raises(ConfigError, match=r"name rayguard\.TrainerMixin before torch's class"):
+        type("Wrong", (torch.nn.Module, rayguard.TrainerMixin), {})

@@ -26,6 +26,7 @@ from rayguard.trainers.gang.rank_error import RankReply, reply_of
 from rayguard.trainers.gang.rank_group import JoinOrder, RankGroup
 from rayguard.trainers.gang.rank_look import look_at
 from rayguard.trainers.gang.rank_state import RankState
+from rayguard.trainers.held_parts import held_by, is_module
 from rayguard.trainers.trainer_mixin import RANKS
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class RankHost:
         self._generation.join()
         group = RankGroup(rank=order.rank, size=order.size, generation=order.generation, device=_device())
         self._trainer = self._make()
-        setattr(self._trainer, RANKS, order.size)
+        getattr(self._trainer, "__dict__", {})[RANKS] = order.size  # past any ``__setattr__``
         _same_group(self._trainer, group)
         self._generation.find_sockets()
         if order.exact:
@@ -174,14 +175,16 @@ def _refuse_inexact(trainer: object) -> None:
     parallel = sys.modules.get("torch.nn.parallel")
     if parallel is None:
         return
-    for name, value in vars(trainer).items():
-        plain = isinstance(value, parallel.DistributedDataParallel) and not value.find_unused_parameters
-        if plain or getattr(value, "static_graph", False) is True:
+    own = list(trainer.named_modules())[1:] if is_module(trainer) else []  # type: ignore[attr-defined]
+    for name, value in [*((held.path, held.value) for held in held_by(trainer)), *own]:
+        if not isinstance(value, parallel.DistributedDataParallel):
+            continue
+        if not value.find_unused_parameters or value.static_graph:
             raise ConfigError(
-                f"{type(trainer).__name__}.{name} is a DistributedDataParallel that rebuilds its buckets "
-                "after the first backward: after a recovery its losses would differ in their last bits. Give "
-                "it find_unused_parameters=True, which keeps the buckets, or allow the difference: "
-                "GangPolicy(exact=False)"
+                f"{type(trainer).__name__}.{name} is a DistributedDataParallel that rebuilds its "
+                "buckets after the first backward: after a recovery its losses would differ in their last "
+                "bits. Give it find_unused_parameters=True, which keeps the buckets, or allow the "
+                "difference: GangPolicy(exact=False)"
             )
 
 

@@ -20,6 +20,7 @@ from rayguard.process.snapshot_slots import MOST_SLOTS
 from rayguard.ray_internals.object_refs import unpinned
 from rayguard.trainers.gang.checkpoint import read_parts, write_part
 from rayguard.trainers.gang.kept.rank_files import path_of_rank
+from rayguard.trainers.held_parts import held_by
 from rayguard.trainers.shards import meshes_of, put_together, shared_anew, taken_apart
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class RankState:
         state, number = _found(order, node), order.number or 0
         _, load = _methods(trainer)
         try:
-            bare(trainer, load)(put_together(state, meshes_of(trainer)))
+            bare(trainer, load)(put_together(state, meshes_of(one.value for one in held_by(trainer))))
         except StateLostError:
             raise
         except Exception as error:
