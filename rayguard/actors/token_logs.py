@@ -7,16 +7,19 @@ The log itself is ``rayguard.engine.tokens.log``; what goes into it and how a re
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayguard.actors.life.incarnation import ActorMemory
-from rayguard.engine.tokens.log import TokenLog, log_path, read_log, sweep
+from rayguard.engine.tokens.log import TokenLog, log_path, read_left, read_log, sweep
 from rayguard.harmless import harmless
 from rayguard.home import home
 from rayguard.private import open_private
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rayguard.engine.generated import Generated
 
 _PART = "tokens"
@@ -45,8 +48,17 @@ def keep_tokens(engine: object, actor_id: str, *, go_on: bool = True) -> TokenLo
     return None
 
 
-def left_in(path: str) -> dict[str, Generated]:
-    """Return the tokens that a dead process of this node left in its log."""
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """What a dead process left of the requests that ran in it."""
+
+    tokens: Mapping[str, Generated] = field(default_factory=dict)  # by request id
+    lost: int | None = None  # tokens that had reached it and are nowhere; None: nobody knows
+
+
+def left_in(path: str) -> LeftBehind:
+    """Return what a dead process of this node left in its log."""
     if not path:
-        return {}
-    return {name: logged.generated for name, logged in read_log(Path(path)).items()}
+        return LeftBehind()
+    found, lost = read_left(Path(path))
+    return LeftBehind({name: logged.generated for name, logged in found.items()}, lost)

@@ -132,7 +132,8 @@ def _facts(incident: Incident) -> Iterator[tuple[str, str]]:
     if incident.settings:
         yield "safe settings", one_line(", ".join(incident.settings))
     if incident.requests:
-        yield "interrupted", f"{incident.requests} requests"
+        went_on = "" if incident.resume_s is None else f"; the first went on after {incident.resume_s:.2f} s"
+        yield "interrupted", f"{incident.requests} requests{went_on}"
     if incident.requests or incident.tokens_lost is None:
         yield "tokens", incident.tokens_told
     yield "process", f"{incident.pid} on {one_line(incident.node) or 'this node'}"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rayguard.pool.core import PoolCore
     from rayguard.pool.ports import ActorProvider
     from rayguard.pool.values.policy import PoolPolicy
+    from rayguard.recovery.incident import Incident
 
 _log = logging.getLogger("rayguard")
 
@@ -72,18 +73,21 @@ def _look(
     requests = 0 if slot is None else len(slot.running)
     connection.killed = True
     connection.over(f"{verdict.value}: no answer for {silent_s:.1f} s", kind=Kind.ENGINE_HANG)
-    core.spawn(_end(hello, provider, name, silent_s, requests, state))
+    core.spawn(_end(core, name, hello, silent_s, requests, state))
 
 
 async def _end(
-    hello: Hello | None, provider: ActorProvider, name: str, silent_s: float, requests: int, state: str | None
+    core: PoolCore, name: str, hello: Hello | None, silent_s: float, requests: int, state: str | None
 ) -> None:
+    provider = core.provider
     if hello is not None and hello.actor_id:
-        await asyncio.to_thread(_tell, hello, provider.target, silent_s, requests, state)
+        told = await asyncio.to_thread(_tell, hello, provider.target, silent_s, requests, state)
+        if told is not None:
+            core.losses.opened(name, told)
     provider.restart(name)
 
 
-def _tell(hello: Hello, target: str, silent_s: float, requests: int, state: str | None) -> None:
+def _tell(hello: Hello, target: str, silent_s: float, requests: int, state: str | None) -> Incident | None:
     """Write the incident and leave word of it for the actor's next life. Blocks for milliseconds."""
     with harmless("incident"):
         now = time.time()
@@ -103,3 +107,5 @@ def _tell(hello: Hello, target: str, silent_s: float, requests: int, state: str 
         incident = replace(incident, requests=requests)
         incidents.record(incident)
         process_exit.leave_incident_for(hello.actor_id, incident)
+        return incident
+    return None

@@ -101,12 +101,18 @@ class Book:
         _put_first(self._queue, entry)
         return entry
 
-    def restarted(self, engine: str, request_id: str, why: str = "") -> None:
-        """Note that it begins afresh: an engine could not go on exactly, or the pool will not (``why``)."""
+    def restarted(self, engine: str, request_id: str, why: str = "") -> int:
+        """Note that it begins afresh: an engine could not go on exactly, or the pool will not (``why``).
+
+        Returns how many tokens are void.
+        """
         entry = self._of(engine, request_id)
-        if entry is not None:
-            entry.generated, entry.cuts = Generated(), ()
-            entry.afresh = (*entry.afresh, why) if why else entry.afresh
+        if entry is None:
+            return 0
+        made = len(entry.generated)
+        entry.generated, entry.cuts = Generated(), ()
+        entry.afresh = (*entry.afresh, why) if why else entry.afresh
+        return made
 
     def finished(self, engine: str, request_id: str) -> Entry | None:
         """Take a request off, done; None when the news is late: it runs elsewhere, or was delivered."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rayguard.errors import DeadlineError, GaveUpError, QuarantinedError, RequestError
 from rayguard.harmless import harmless
 from rayguard.metrics.instruments.pool_tally import RETRIED, PoolTally, RequestOutcome
+from rayguard.pool.actor_deaths import ActorDeaths
 from rayguard.pool.actors.messages import CallFailed, Finished, Progressed, Restarted
 from rayguard.pool.book import Book
 from rayguard.pool.engine_speed import EngineSpeed
@@ -44,11 +45,13 @@ class PoolCore:
     def __init__(self, provider: ActorProvider, policy: PoolPolicy) -> None:
         self.book = Book(policy.quarantine_after)
         self.tally = PoolTally(provider.target)
+        self.tickets = Tickets(self.book, self._expired, self.tally)
+        self.deaths = ActorDeaths(self.book, self.tickets, provider)
+        self.losses = self.deaths.losses
         self.fleet = Fleet(self, provider, policy)
         self.connections = self.fleet.connections
         self.draining = self.fleet.draining
         self.causes = self.fleet.causes
-        self.tickets = Tickets(self.book, self._expired, self.tally)
         self.provider = provider
         self.versions = WeightVersions(self, self.fleet, provider, policy.max_weight_lag)
         self.speed = EngineSpeed()
@@ -61,7 +64,7 @@ class PoolCore:
 
     def take_up(self, ledger: NoLedger) -> None:
         """Go on where the life before this one of the pool's owner ended."""
-        self.tally.tokens_saved += self.tickets.take_up(ledger)
+        self.tickets.take_up(ledger)
 
     def submit(
         self, request: Request, deadline_s: float | None, *, keep: bool = False
@@ -127,6 +130,7 @@ class PoolCore:
         with harmless("pool"):
             self.provider.watch(name, hello, gone)
         self.fleet.proven = True
+        self.losses.met(name, hello)
         self.versions.own_pushes.joined(name, hello)
         self.versions.joined(name, hello.weight_version)
         self.pump()
@@ -153,18 +157,7 @@ class PoolCore:
         connection = self.connections.get(name)
         if connection is None:  # it was dismissed, and has nothing any more
             return
-        count = len(self.book.slots[name].running) if name in self.book.slots else 0
-        if blame:
-            _log.warning("rayguard: %s is gone (%s); %d requests go on elsewhere", name, why, count)
-        kind, hello = connection.kind, connection.hello
-        self.tally.losses[kind.value] += 1
-        with harmless("token_log"):
-            for request_id, generated in (self.provider.left_behind(hello) if hello else {}).items():
-                if self.book.progressed(name, request_id, 0, generated):
-                    self.tickets.ledger.progressed(request_id, 0, generated)
-            self.tickets.ledger.flush()
-        lost = self.book.lose(name, blame=blame)
-        self.tally.interrupted(kind.value, count, self._tokens_of(lost.requeued))
+        lost = self.deaths.take(connection, why, blame=blame)
         self.book.set_open(name, is_open=False)
         self.speed.forget(name)
         self._return(lost.quarantined)
@@ -172,19 +165,17 @@ class PoolCore:
 
     def ended(self, name: str, error: BaseException) -> None:
         """An actor comes back no more."""
+        self.deaths.for_good(name)
         self.fleet.ended(name, error)
         self.pump()
 
     def remove(self, name: str, kind: str) -> None:
         """Take an actor out of the book; others go on with what it has, cut by ``kind``."""
         lost = self.book.remove(name, blame=False)
-        self.tally.interrupted(kind, len(lost.requeued), self._tokens_of(lost.requeued))
+        self.tally.interrupted(kind, len(lost.requeued))
         self._return(lost.quarantined)
         self.speed.forget(name)
         self.pump()
-
-    def _tokens_of(self, request_ids: Sequence[str]) -> int:
-        return sum(len(self.book.entries[name].generated) for name in request_ids)
 
     def give_up(self, final: GaveUpError) -> None:
         """Tell whoever waits, and whoever asks from now on, that there will be no answer."""
@@ -209,9 +200,12 @@ class PoolCore:
         if given:
             self.tickets.dispatched(given)
         for name, entries in given.items():
+            if self.losses.open:
+                self.losses.went_on(name, [entry.request.id for entry in entries])
             connection = self.connections.get(name)
             if connection is not None:
                 self.spawn(connection.send([self._order(name, entry) for entry in entries]))
+        self.deaths.look(self.book.entries)
 
     def _order(self, name: str, entry: Entry) -> Order:
         if not len(entry.generated):
@@ -221,16 +215,18 @@ class PoolCore:
             before = "+".join(version for version, _ in entry.generated.versions)
             why = f"weights {before!r} made {made} tokens, the engine has {here!r}, max_weight_lag is 0"
             self._restarted(name, Restarted(entry.request.id), why)
+        self.tally.tokens_saved += len(entry.generated)
         return entry.order()
 
     def _restarted(self, name: str, event: Restarted, why: str = "") -> None:
-        self.book.restarted(name, event.id, why)
+        self.losses.afresh(event.id, self.book.restarted(name, event.id, why))
         self.tickets.ledger.afresh(event.id)
         self.tickets.tell(event)
 
     def _take(self, name: str, event: Event) -> None:
         if isinstance(event, Progressed):
             if self.book.progressed(name, event.id, event.start, event.more):
+                self.losses.resumed(event.id, time.monotonic())
                 self.tickets.ledger.progressed(event.id, event.start, event.more)
                 self.tickets.tell(event)
         elif isinstance(event, Restarted):
@@ -238,6 +234,7 @@ class PoolCore:
         elif isinstance(event, Finished):
             entry = self.book.finished(name, event.id)
             if entry is not None:
+                self.losses.resumed(event.id, time.monotonic())
                 self.tickets.deliver(name, entry, event.sample)
         else:
             self._failed(name, event)
@@ -248,7 +245,7 @@ class PoolCore:
             return
         if event.retry and entry.runs < _RUNS:
             self.book.again(name, event.id)
-            self.tally.interrupted(RETRIED, 1, len(entry.generated))
+            self.tally.interrupted(RETRIED, 1)
             return
         self.book.finished(name, event.id)
         self.tickets.fail(event.id, event.error)
@@ -279,6 +276,7 @@ class PoolCore:
     async def close(self) -> None:
         """End everything; whoever still waits is told."""
         closed = GaveUpError(self.provider.target, "the pool was closed", (), "make another pool")
+        await self.deaths.close()
         self.give_up(self.final or closed)
         self.fleet.close()
         for task in list(self._tasks):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Place = tuple[float, ...]  # of an engine that a pool is to have: when it was filled anew
 _log = logging.getLogger("rayguard")
 _RELIEF_S = 30.0  # for an actor whose memory runs out: what it has not done by then goes on elsewhere
+_DISMISSED = "it was dismissed before another life served in its place"
 _ADVICE = "read `rayguard incidents` and the actors' logs; then make the pool anew"
 
 
@@ -77,7 +78,9 @@ class Fleet:
 
     def succeed(self, name: str) -> str:
         """Hire another actor in the place of ``name``, which will go."""
-        return self._hire(self._places.pop(name, ()), Hire.DRAIN)
+        other = self._hire(self._places.pop(name, ()), Hire.DRAIN)
+        self._pool.losses.hired(name, other)
+        return other
 
     def _hire(self, place: Place, why: Hire) -> str:
         name = f"rollout-{self._hired}"
@@ -109,6 +112,7 @@ class Fleet:
             self.lost += 1
             self._last = (gone, error)
             self.causes[gone] += f"; it is not replaced: {verdict.why}"
+            self._pool.losses.given_up(gone, f"it is not replaced: {verdict.why}", failed=True)
             left = f"the pool has {self.size} engines left; resize(...) hires anew"
             _log.error("rayguard: %s is not replaced: %s; %s", gone, verdict.why, left)
             return
@@ -129,6 +133,7 @@ class Fleet:
             self._end_without_anybody(gone, error)
             return
         self.causes[name] = self.causes.pop(gone, "")
+        self._pool.losses.hired(gone, name)
         _log.warning(
             "rayguard: %s is hired in the place of %s (replacement %d of at most %d within %.0f s)",
             name,
@@ -189,6 +194,7 @@ class Fleet:
         self.hire(count - self.size, Hire.RESIZE)
         for gone in list(self._awaited)[: max(0, self.size - count)]:
             self._awaited.pop(gone).cancel()
+            self._pool.losses.given_up(gone, _DISMISSED)
         slots = self._pool.book.slots
         by_load = sorted(self._places, key=lambda n: len(slots[n].running) if n in slots else -1)
         going = by_load[: max(0, self.size - count)]
@@ -200,6 +206,7 @@ class Fleet:
         if connection is None:
             return
         self._places.pop(name, None)
+        self._pool.losses.given_up(name, _DISMISSED)
         self.draining.add(name)
         book = self._pool.book
         book.set_open(name, is_open=False)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
-    from rayguard.engine.generated import Generated
+    from rayguard.actors.token_logs import LeftBehind
     from rayguard.errors import GaveUpError
     from rayguard.metrics.instruments.pool_tally import PoolTally
     from rayguard.pool.actors.messages import ActorReport, Event, Hello, RolloutActor
     from rayguard.pool.book import Book
+    from rayguard.pool.lost_lives import LostLives
 
 
 class PoolPort(Protocol):
@@ -23,6 +24,7 @@ class PoolPort(Protocol):
 
     book: Book
     tally: PoolTally
+    losses: LostLives
     final: GaveUpError | None  # why nobody will be answered any more
 
     def joined(self, name: str, hello: Hello) -> None:
@@ -62,8 +64,8 @@ class ActorProvider(Protocol):
     def hire(self, name: str) -> RolloutActor:
         """Start an actor; returns at once."""
 
-    def left_behind(self, hello: Hello) -> Mapping[str, Generated]:
-        """Return the tokens by request id that a dead life's log holds, where it can be read from here."""
+    def left_behind(self, hello: Hello) -> LeftBehind:
+        """Return what a dead life's token log holds, where it can be read from here."""
 
     def handle(self, name: str) -> object:
         """Return what a user may call the actor by."""

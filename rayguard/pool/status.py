@@ -23,6 +23,7 @@ def status_of(core: PoolCore) -> dict[str, object]:
         "delivered": core.tally.delivered,
         "failed": core.tally.failed,
         "tokens_saved": core.tally.tokens_saved,
+        "tokens_lost": core.tally.tokens_lost,
         "replaced": core.tally.hires[Hire.REPLACEMENT.value],
         "replacing": core.fleet.replacing,
         "lost": core.fleet.lost,

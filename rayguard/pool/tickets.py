@@ -61,8 +61,8 @@ class Tickets:
         self._expired = expired
         self._listeners: dict[str, list[Callable[[Event], None]]] = {}
 
-    def take_up(self, ledger: NoLedger) -> int:
-        """Go on where the owner's life before this one ended; return how many tokens were kept."""
+    def take_up(self, ledger: NoLedger) -> None:
+        """Go on where the owner's life before this one ended."""
         self.ledger, past, ledger.past = ledger, ledger.past, Past()
         self.answered.update((name, (a.fingerprint, a.sample)) for name, a in past.answered.items())
         self._forget_oldest()
@@ -72,7 +72,6 @@ class Tickets:
             request = owed.request
             self.waiting[request.id] = Ticket(request, future, time.monotonic(), owed.fingerprint)
             self._book.accept(request, owed.generated)
-        return sum(len(owed.generated) for owed in past.owed)
 
     def ask(
         self, request: Request, deadline_s: float | None, *, keep: bool = False

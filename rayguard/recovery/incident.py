@@ -42,8 +42,9 @@ class Incident:
 
     Times ``*_at`` are wall-clock seconds, ``*_s`` durations in seconds. ``detect_s`` runs from the fault's
     own time stamp (the engine's record, the process's exit) to its detection, ``recover_s`` from
-    detection to the moment the engine served again; None when unknown or not reached. ``tokens_lost`` is
-    None when nobody knows: the count died with its process, or the incident is still open.
+    detection to the moment the engine served again; ``resume_s``, where others went on with what was
+    interrupted, until the first of it had its next token. None when unknown or not reached. ``tokens_lost``
+    is None when nobody knows: the count died with its process, or the incident is still open.
     """
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
@@ -66,6 +67,7 @@ class Incident:
     closed_at: float | None = None
     detect_s: float | None = None
     recover_s: float | None = None
+    resume_s: float | None = None
     remedy: str = ""
     rung: int = 0
     settings: tuple[str, ...] = ()  # safe settings in force after the remedy
@@ -124,6 +126,9 @@ class Incident:
         """Say in one line what happened and what came of it."""
         cost = "" if self.recover_s is None else f" in {self.recover_s:.1f} s"
         came = f"{self.remedy or 'no remedy'}: {self.outcome.value}{cost}"
+        if self.resume_s is not None:
+            came += f"; the first of {self.requests} requests went on after {self.resume_s:.1f} s"
+            came += f"; tokens: {self.tokens_told}"
         return f"{self.kind} ({self.scope}) in {self.target}: {self.cause}; {came}"
 
 

@@ -40,5 +40,6 @@ class Remedy:
 
 
 RECYCLED = Remedy(action=Action.RELIEVE, added="recycle")  # a new process, by intent: no death to be counted
+HIRED_ANEW = Remedy(action=Action.RESTART_PROCESS, added="hired_anew")  # by its pool: another actor
 WATCHED = Remedy(action=Action.NONE, reason="only watched: nothing is done about it")
 UNTRIED = ("", Action.NONE.value, Action.ANSWER_ERROR.value)  # labels of what cures nothing, by intent

@@ -12,6 +12,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rayguard.actors.token_logs import LeftBehind
 from rayguard.engine.generated import Generated
 from rayguard.engine.weights.proof import Doubt, Proof
 from rayguard.errors import RequestError, WeightsError, WrongSessionError
@@ -277,9 +278,9 @@ class ScriptedProvider:
         self.members[name].die()
         self.members[name].thaw()
 
-    def left_behind(self, hello: Hello) -> dict[str, Generated]:  # noqa: ARG002 - an interface
+    def left_behind(self, hello: Hello) -> LeftBehind:  # noqa: ARG002 - an interface
         """Return nothing: scripted actors keep no log."""
-        return {}
+        return LeftBehind()
 
     def state(self, name: str) -> str | None:
         """Return the kernel's letter of it."""

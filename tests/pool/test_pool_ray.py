@@ -15,6 +15,8 @@ from rayguard.pool.pool import RolloutPool
 from rayguard.pool.values.policy import PoolPolicy
 from rayguard.pool.values.request import fan_out
 from rayguard.recovery.budget import RestartBudget
+from rayguard.recovery.incident import Outcome
+from rayguard.recovery.journal import default_journal
 from rayguard.testing.scripted import Script, ScriptedProvider, answer
 from tests.pool.light import light
 
@@ -34,17 +36,20 @@ def until(condition, within_s=150.0):
 
 
 def test_an_actor_whose_restarts_are_spent_is_replaced(cluster):
-    """Ray starts it once more under its name; after that the pool hires another one. Nothing is lost."""
-    with RolloutPool(
-        light(), 0.02, engines=1, options={"num_cpus": 0, "max_restarts": 1}, policy=POLICY
-    ) as pool:
+    """Ray starts it once more under its name; after that the pool hires another one. Nothing is lost.
+
+    What is told of both deaths is what the samples say.
+    """
+    options = {"num_cpus": 0, "max_restarts": 1}
+    with RolloutPool(light(), 0.02, behind=5, engines=1, options=options, policy=POLICY) as pool:
         pool.wait_ready(timeout_s=120)
         futures = [pool.submit(prompt, LONG) for prompt in PROMPTS[:16]]
 
         def all_under_way():
-            """Say whether each request has tokens: one that had none at the kill was not cut."""
+            """Say whether each request has tokens of this life: one that had none at the kill was not cut."""
             running = [e for e in list(pool._core.book.entries.values()) if e.engine and e.generated]
-            return running and len(running) == sum(not future.done() for future in futures)
+            made = [e for e in running if len(e.generated) > max(e.cuts, default=0)]
+            return made and len(made) == sum(not future.done() for future in futures)
 
         pids = []
         for name in ("rollout-0", "rollout-0"):
@@ -61,6 +66,15 @@ def test_an_actor_whose_restarts_are_spent_is_replaced(cluster):
         assert (status["replaced"], status["lost"], list(status["engines"])) == (1, 0, ["rollout-1"])
         assert status["engines"]["rollout-1"]["pid"] not in pids
         assert "ActorDiedError" in status["engines"]["rollout-1"]["last_loss"]
+        until(lambda: [i for i in default_journal().read() if i.pid == pids[1] and i.recover_s])
+        first, second = [i for i in default_journal().read() if i.pid in pids]
+        assert (first.requests, first.tokens_saved) == (16, sum(s.cuts[0] for s in samples))
+        twice = [s.cuts[1] for s in samples if s.cuts[1:]]
+        assert (second.requests, second.tokens_saved) == (len(twice), sum(twice))
+        for incident in (first, second):
+            assert (incident.outcome, incident.tokens_lost) == (Outcome.RECOVERED, 5)
+            assert incident.resume_s >= incident.recover_s, "nobody else was there to go on"
+        assert status["tokens_lost"] == 10
 
 
 def test_a_constructor_that_always_raises_is_told_with_its_own_words(cluster, monkeypatch):

@@ -147,7 +147,7 @@ class Strike(threading.Thread):
 
 def test_an_actor_that_is_killed_loses_nothing(pool):
     """Its requests go on at the other engine; callers see the same answers, and where they were cut."""
-    wanted = said(pool.generate(PROMPTS, SAMPLING))
+    wanted, before = said(pool.generate(PROMPTS, SAMPLING)), len(incidents())
     strike = Strike(pool, "rollout-0", signal.SIGKILL)
     strike.start()
     batch = pool.generate(PROMPTS, SAMPLING)
@@ -160,6 +160,13 @@ def test_an_actor_that_is_killed_loses_nothing(pool):
     assert not any(s.restarted for s in batch.samples)
     assert pool.wait_ready(timeout_s=300) == 2
     assert said(pool.generate(PROMPTS, SAMPLING)) == wanted
+    (told,) = incidents()[before:]
+    assert (told.kind, told.outcome) == ("actor_died", Outcome.RECOVERED)
+    assert told.requests >= len(cut), "those that had no token yet were cut at none"
+    assert told.tokens_saved == sum(s.cuts[0] for s in cut)
+    assert 0 <= told.tokens_lost <= 16 * told.requests
+    assert told.resume_s < told.recover_s
+    assert f"its requests went on at rollout-1 ({told.requests})" in told.notes
 
 
 def test_an_actor_that_is_frozen_is_replaced(pool):

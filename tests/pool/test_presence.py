@@ -26,7 +26,8 @@ SLOW = {"turn_s": 0.01}
 
 
 @pytest.fixture(autouse=True)
-def _pools_of_this_test_only():
+def _pools_of_this_test_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYGUARD_HOME", str(tmp_path / "home"))  # for the incidents of actors with an id
     POOLS.begin_again()
     yield
     for exporter in list(exporter_module._exporters):

@@ -32,6 +32,7 @@ POOL = (
 )
 OUTCOMES = (("delivered", Colour.GREEN), ("quarantined", Colour.ORANGE), ("failed", Colour.RED))
 WAIT, UPDATE = "rayguard_pool_queue_wait_seconds", "rayguard_pool_weight_update_seconds"
+RESUME, REPLACE = "rayguard_pool_resume_seconds", "rayguard_pool_replacement_seconds"
 
 
 def engines() -> Board:
@@ -247,6 +248,7 @@ def _faults() -> tuple[Panel, ...]:
             ),
             draw=Draw.BARS,
             colour=Colour.BLUE,
+            width=6,
         ),
         Panel(
             title="Requests interrupted",
@@ -264,6 +266,7 @@ def _faults() -> tuple[Panel, ...]:
             ),
             draw=Draw.BARS,
             colour=Colour.BLUE,
+            width=6,
         ),
         Panel(
             title="Tokens saved and lost",
@@ -273,8 +276,22 @@ def _faults() -> tuple[Panel, ...]:
                 Query(
                     or_zero(total(increase("rayguard_pool_tokens_saved_total", RATE, JOB))), "saved by pools"
                 ),
-                Query(total(increase("rayguard_tokens_lost_total", RATE, JOB)), "lost"),
+                Query(total(increase("rayguard_tokens_lost_total", RATE, JOB)), "lost by engines"),
+                Query(
+                    or_zero(total(increase("rayguard_pool_tokens_lost_total", RATE, JOB))), "lost by pools"
+                ),
             ),
             draw=Draw.STACK,
+            width=6,
+        ),
+        Panel(
+            title="After an actor's loss",
+            about="Until the first of its requests went on, and until another actor served; the mean.",
+            queries=(
+                Query(or_zero(mean(RESUME, RATE, (), JOB)), "went on"),
+                Query(or_zero(mean(REPLACE, RATE, (), JOB)), "another one served"),
+            ),
+            unit=Unit.SECONDS,
+            width=6,
         ),
     )

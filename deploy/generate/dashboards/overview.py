@@ -167,15 +167,18 @@ def _cost() -> tuple[Panel, ...]:
         Panel(
             title="Tokens of interrupted requests",
             about=(
-                "Saved: kept and continued. Lost: generated again. Lost ones mean that the token log was "
-                "not used."
+                "Saved: kept and continued. Lost: generated again. Engines lose those of requests that had "
+                "to begin afresh, pools also the last few steps before an actor's death."
             ),
             queries=(
                 Query(total(increase("rayguard_tokens_saved_total", RANGE, JOB)), "saved by engines"),
                 Query(
                     or_zero(total(increase("rayguard_pool_tokens_saved_total", RANGE, JOB))), "saved by pools"
                 ),
-                Query(total(increase("rayguard_tokens_lost_total", RANGE, JOB)), "lost"),
+                Query(total(increase("rayguard_tokens_lost_total", RANGE, JOB)), "lost by engines"),
+                Query(
+                    or_zero(total(increase("rayguard_pool_tokens_lost_total", RANGE, JOB))), "lost by pools"
+                ),
             ),
             draw=Draw.NUMBER,
             colour=Colour.BLUE,

@@ -190,17 +190,17 @@ def served(instance: object) -> None:
         return
     with _held():
         incident, lost = current_life.state.incident, current_life.state.life.lost
-        current_life.state = replace(current_life.state, incident=None)
-    if incident is None:  # another thread has closed it
-        return
+        if incident is None:  # another thread has closed it
+            return
+        told = replace(incident, notes=(*incident.notes, lost) if lost else incident.notes)
+        told = incidents.closed(told, Outcome.STATE_LOST if lost else Outcome.RECOVERED, served=True)
+        current_life.state = replace(current_life.state, incident=None, told=told)
     with harmless("journal"):
         word = life_entry.word_of(now.life, incident, served=True)
         ActorMemory(now.incarnation.actor_id, PROCESS_PART).save(word)
+        incidents.record(told)
         if not lost:
-            incidents.record(incidents.closed(incident, Outcome.RECOVERED, served=True))
             return
-        told = replace(incident, notes=(*incident.notes, lost))
-        incidents.record(incidents.closed(told, Outcome.STATE_LOST, served=True))
         said = f"rayguard: {type(instance).__name__}: {incident.cause}; {lost}"
         print(said, file=sys.stderr, flush=True)  # noqa: T201 - Ray brings it to the driver's log
 

@@ -19,6 +19,7 @@ class LifeState:
     incarnation: Incarnation
     life: ActorLife = field(default_factory=ActorLife)
     incident: Incident | None = None  # the death that led to this life, until the actor serves again
+    told: Incident | None = None  # the same, closed, from then on
 
     @property
     def restarts(self) -> tuple[float, ...]:

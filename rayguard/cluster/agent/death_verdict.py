@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
 from rayguard.recovery.incident import Incident, Outcome
-from rayguard.recovery.remedy import RECYCLED, Action
+from rayguard.recovery.remedy import HIRED_ANEW, RECYCLED, Action
 
 if TYPE_CHECKING:
     from rayguard.cluster.agent.worker_table import Worker
@@ -217,7 +217,8 @@ def _leads_to(incident: Incident, at: float) -> bool:
 def left_open(incident: Incident, death: Death) -> bool:
     """Say whether ``incident`` was open in that process when it ended, and will be closed by nobody."""
     is_open = incident.outcome is Outcome.OPEN and incident.detected_at <= death.at + SOONER_S
-    return is_open and _of_process(incident, death)
+    followed = incident.remedy == HIRED_ANEW.label  # by its pool
+    return is_open and not followed and _of_process(incident, death)
 
 
 def diagnosis_of(death: Death, found: Diagnosis, verdict: CauseOfDeath | None, grew: str = "") -> Diagnosis:

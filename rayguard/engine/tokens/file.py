@@ -9,7 +9,15 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rayguard.engine.tokens.frames import COMMIT_AT, HEADER_BYTES, commit, committed, frame, header
+from rayguard.engine.tokens.frames import (
+    BEHIND_AT,
+    COMMIT_AT,
+    HEADER_BYTES,
+    commit,
+    committed,
+    frame,
+    header,
+)
 from rayguard.private import open_regular
 from rayguard.process.mapped_file import MappedFile
 
@@ -38,6 +46,10 @@ class TokenLogFile(MappedFile):
         self._words[COMMIT_AT // 8] = commit(self._generation, end)
         self.end = end
         return end - len(body)
+
+    def behind(self, tokens: int) -> None:
+        """Note how many tokens are in no frame yet."""
+        self._words[BEHIND_AT // 8] = tokens
 
     def clear(self, keep_bytes: int) -> None:
         """Forget all frames in one store, and give back the blocks above ``keep_bytes``.

@@ -2,7 +2,8 @@
 
 A log is a header and frames. A frame is whole or it does not count: it has its length and a crc32 of all of
 itself, and one word of the header commits it: how many bytes are valid, and in which generation. A cleared
-file begins another generation, which each crc includes: no earlier frame comes back. Whatever the bytes are,
+file begins another generation, which each crc includes: no earlier frame comes back. Another word says how
+many tokens have reached the writer since it wrote some: they are lost if it dies now. Whatever the bytes are,
 ``parse`` raises nothing and gives of each request only tokens that were written for it, from its first on.
 
 Values only. The mapped file is ``file``, its writer ``log``.
@@ -27,12 +28,15 @@ if TYPE_CHECKING:
 
 BEGIN, APPEND, END = 1, 2, 3  # kinds of frames
 
-_MAGIC, _VERSION = b"rgtokens", 1
+_MAGIC, _VERSION = b"rgtokens", 2
 # Native byte order: a log is read on the machine that wrote it, and arrays go in as they are.
 _OWNER = struct.Struct("=8sI32s")  # magic, version, the writer's mark (rayguard.process.identity)
 _CRC = struct.Struct("=I")
+_BEHIND = struct.Struct("=Q")  # tokens that came since the last ones were written
 _COMMIT = struct.Struct("=Q")  # generation, valid bytes: 32 bits each
-COMMIT_AT = _OWNER.size + _CRC.size
+BEHIND_AT = _OWNER.size + _CRC.size
+assert BEHIND_AT % _BEHIND.size == 0  # as below
+COMMIT_AT = BEHIND_AT + _BEHIND.size
 assert COMMIT_AT % _COMMIT.size == 0  # one aligned store writes it
 HEADER_BYTES = COMMIT_AT + _COMMIT.size
 _LOW = (1 << 32) - 1
@@ -58,7 +62,8 @@ class Logged:
 def header(mark: str) -> bytes:
     """Return the beginning of a log that has no frames yet; ``mark`` is its writer's ``owner_mark``."""
     owner = _OWNER.pack(_MAGIC, _VERSION, mark.encode("ascii"))
-    return owner + _CRC.pack(zlib.crc32(owner)) + _COMMIT.pack(commit(0, HEADER_BYTES))
+    crc = _CRC.pack(zlib.crc32(owner))
+    return owner + crc + _BEHIND.pack(0) + _COMMIT.pack(commit(0, HEADER_BYTES))
 
 
 def commit(generation: int, valid: int) -> int:
@@ -132,6 +137,14 @@ def committed(start: bytes) -> tuple[int, int]:
         return 0, 0
     (word,) = _COMMIT.unpack_from(start, COMMIT_AT)
     return word >> 32, word & _LOW
+
+
+def behind(start: bytes) -> int | None:
+    """Return how many tokens had reached the writer and are in no frame; None where it is no log."""
+    if not committed(start)[1]:
+        return None
+    (tokens,) = _BEHIND.unpack_from(start, BEHIND_AT)
+    return int(tokens)
 
 
 def parse(data: bytes) -> dict[str, Logged]:

@@ -121,6 +121,11 @@ class TokenLog:
         else:
             self._tried(partial(self._file.clear, frames.HEADER_BYTES + self._step))
 
+    def behind(self, tokens: int) -> None:
+        """Note how many tokens reached this process and were not handed to ``append`` yet. Takes 0.3 us."""
+        if self._ours():
+            self._file.behind(tokens)
+
     def close(self) -> None:
         """Remove the file: nothing is in flight any more."""
         if self._open:
@@ -249,4 +254,10 @@ def read_log(path: Path) -> dict[str, Logged]:
 
     Raises nothing, whatever the file holds. Of a file that was damaged it returns what stood before that.
     """
-    return frames.parse(read_valid(path))
+    return read_left(path)[0]
+
+
+def read_left(path: Path) -> tuple[dict[str, Logged], int | None]:
+    """Do as ``read_log``; say too how many tokens had reached the writer and are not in it (None: no log)."""
+    data = read_valid(path)
+    return frames.parse(data), frames.behind(data)

@@ -138,7 +138,7 @@ class HealingClient(CoreCalls):
                         self._requests[output.request_id] = request
                 ended = ended or output.request_id == self._suspect
         self.tokens += came
-        self.inflight.came(longest)
+        self.inflight.came(longest, came)
         return ended
 
     def _undo(self, request: EngineCoreRequest) -> list[str]:

@@ -51,6 +51,9 @@ class Keeper(Protocol):
     def end(self, request_ids: Iterable[str]) -> None:
         """These requests are answered or given up."""
 
+    def behind(self, tokens: int) -> None:
+        """So many tokens, of all requests together, have come and were not handed on yet."""
+
 
 class Listener(Protocol):
     """Hears which requests come and how they end. Called on the frontend's thread; must be quick."""
@@ -90,6 +93,7 @@ class InFlight:
         self._pending: list[tuple[str, Generated]] = []
         self._answered: deque[tuple[float, str]] = deque()
         self._unsaved = 0
+        self._behind = 0
         self._saved_at = 0.0
 
     # -- what is known from elsewhere
@@ -199,9 +203,10 @@ class InFlight:
             with harmless("token_log"):
                 keeper.end(names)
 
-    def came(self, longest: int) -> None:
-        """Note that an engine step brought up to ``longest`` tokens for one request."""
+    def came(self, longest: int, tokens: int) -> None:
+        """Note that an engine step brought ``tokens`` tokens, up to ``longest`` of them for one request."""
         self._unsaved += longest
+        self._are_behind(self._behind + tokens)
 
     def save_if_due(self, requests: Mapping[str, EngineCoreRequest]) -> None:
         """Hand new tokens of ``requests`` to the keepers, every few steps."""
@@ -223,7 +228,14 @@ class InFlight:
         if entries:
             for keeper in self.keepers:
                 _hand_on(keeper, entries)
+        self._are_behind(0)
         self._forget_answered()
+
+    def _are_behind(self, tokens: int) -> None:
+        self._behind = tokens
+        for keeper in self.keepers:
+            with harmless("token_log"):
+                keeper.behind(tokens)
 
     def _unread(self, request_id: str, requests: Mapping[str, EngineCoreRequest]) -> Generated | None:
         with harmless("token_log"):

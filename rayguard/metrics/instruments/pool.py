@@ -82,6 +82,22 @@ POOL_INSTRUMENTS: tuple[Instrument[Pools], ...] = (
         _each(lambda pool: pool.tally.tokens_saved),
         unit="tokens",
     ),
+    counter(
+        "rayguard_pool_tokens_lost_total",
+        "Tokens of interrupted requests to be generated again; without those that nobody could count.",
+        _each(lambda pool: pool.tally.tokens_lost),
+        unit="tokens",
+    ),
+    histogram(
+        "rayguard_pool_resume_seconds",
+        "From the loss of an actor's life until the first of its requests had its next token.",
+        _each(lambda pool: pool.tally.resume_s),
+    ),
+    histogram(
+        "rayguard_pool_replacement_seconds",
+        "From the loss of an actor's life until another one served in its place, at the current weights.",
+        _each(lambda pool: pool.tally.replace_s),
+    ),
     histogram(
         "rayguard_pool_weight_update_seconds",
         "One weight update of all engines, waiting for running requests included.",

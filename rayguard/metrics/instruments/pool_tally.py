@@ -16,7 +16,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from rayguard.harmless import harmless
-from rayguard.recovery.tally import Durations
+from rayguard.recovery.tally import RECOVER_BOUNDS_S, Durations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 WAIT_BOUNDS_S = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0)
 # From shared memory (tenths of a second) to a checkpoint that is read from afar, behind running requests.
 UPDATE_BOUNDS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+# Others go on at once, and tell of tokens every tenth of a second; one alone has to start first.
+RESUME_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 DRAINED = "drained"  # beside the kinds of ``rayguard.faults``: its actor was dismissed before it was done
 RETRIED = "retried"  # its actor lives and could not answer it
@@ -91,12 +93,15 @@ class PoolTally:
     delivered: int = 0
     unanswered: Counter[str] = field(default_factory=Counter)  # requests by outcome
     tokens_saved: int = 0
+    tokens_lost: int = 0
     losses: Counter[str] = field(default_factory=Counter)  # lives of actors, by the kind of what ended them
     interruptions: Counter[str] = field(default_factory=Counter)  # requests, by the same
     hires: Counter[str] = field(default_factory=Counter)  # by reason
     pushes: Counter[str] = field(default_factory=Counter)  # of weights to one engine, by outcome
     update_s: Durations = field(default_factory=lambda: Durations(UPDATE_BOUNDS_S))
     wait_s: Durations = field(default_factory=lambda: Durations(WAIT_BOUNDS_S))
+    resume_s: Durations = field(default_factory=lambda: Durations(RESUME_BOUNDS_S))
+    replace_s: Durations = field(default_factory=lambda: Durations(RECOVER_BOUNDS_S))
     # For the histograms, whose parts must agree; what is one number is written without it.
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -118,16 +123,26 @@ class PoolTally:
         with self._lock:
             self.update_s.observe(seconds)
 
-    def interrupted(self, kind: str, requests: int, tokens: int) -> None:
-        """Count requests that were cut, and how many of their tokens are kept."""
+    def interrupted(self, kind: str, requests: int) -> None:
+        """Count requests that were cut."""
         if requests:
             self.interruptions[kind] += requests
-            self.tokens_saved += tokens
+
+    def resumed(self, seconds: float) -> None:
+        """Count how long it took until the first request of a lost life had its next token."""
+        with self._lock:
+            self.resume_s.observe(seconds)
+
+    def replaced(self, seconds: float) -> None:
+        """Count how long it took until another life served in the place of a lost one."""
+        with self._lock:
+            self.replace_s.observe(seconds)
 
     def add(self, other: PoolTally) -> None:
         """Add what another pool counted."""
         self.delivered += other.delivered
         self.tokens_saved += other.tokens_saved
+        self.tokens_lost += other.tokens_lost
         for mine, its in (
             (self.unanswered, other.unanswered),
             (self.losses, other.losses),
@@ -139,6 +154,8 @@ class PoolTally:
         with other._lock:
             _add(self.update_s, other.update_s)
             _add(self.wait_s, other.wait_s)
+            _add(self.resume_s, other.resume_s)
+            _add(self.replace_s, other.replace_s)
 
 
 def _add(total: Durations, more: Durations) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rayguard.engine.weights.proof import Doubt, Proof
     from rayguard.pool.values.request import Order
     from rayguard.pool.values.result import Sample
+    from rayguard.recovery.incident import Incident
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Hello:
     token_log: str = ""  # file on its node
     own_push: bool = False  # the user's own code changed its weights
     lacks: str = ""  # why it answers nobody
+    death: Incident | None = None  # of the life before, as this one tells it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,9 @@ class Outbox:
     def end(self, request_ids: Iterable[str]) -> None:
         """The keeper's part is over; what is said of the request itself comes by ``put``."""
 
+    def behind(self, tokens: int) -> None:
+        """What the pool has not heard of when this process dies, the token log tells."""
+
 
 async def _within(event: asyncio.Event, wait_s: float) -> None:
     if not event.is_set():  # ``wait_for`` would make a task all the same

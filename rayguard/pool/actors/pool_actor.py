@@ -13,6 +13,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from rayguard.actors.guard.mixins import RolloutMixin
+from rayguard.actors.life import current_life
 from rayguard.actors.methods import leave
 from rayguard.engine.spoiled_requests import SPOILED
 from rayguard.errors import ConfigError, QuarantinedError, RayguardError, RequestError, WrongSessionError
@@ -128,6 +129,7 @@ class Serving:
             weight_version=self._owner.engine_status()["weight_version"],
             own_push=self._owner._slot().changes.irreplaceable,  # noqa: SLF001
             lacks=self._owner._slot().changes.missing,  # noqa: SLF001
+            death=current_life.state.told,
             token_log="" if self._owner._token_log is None else str(self._owner._token_log.path),  # noqa: SLF001
         )
 

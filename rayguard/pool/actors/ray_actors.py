@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayguard.actors.guard.no_recipe import found_wrong
 from rayguard.actors.quarantined_nodes import elsewhere
-from rayguard.actors.token_logs import left_in
+from rayguard.actors.token_logs import LeftBehind, left_in
 from rayguard.engine.build.recipe_source import passed_to_vllm
 from rayguard.engine.deadline import begun
 from rayguard.errors import ConfigError
@@ -26,7 +26,6 @@ from rayguard.ray_internals.actor_classes import default_options, is_actor_class
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from rayguard.engine.generated import Generated
     from rayguard.engine.weights.proof import Doubt, Proof
     from rayguard.pool.actors.messages import ActorReport, Hello
     from rayguard.pool.values.request import Order
@@ -127,9 +126,10 @@ class RayActors:
         if actor is not None:
             begun(lambda: _kill(actor.handle, no_restart=False), _KILLS)
 
-    def left_behind(self, hello: Hello) -> Mapping[str, Generated]:
+    def left_behind(self, hello: Hello) -> LeftBehind:
         """Read the dead life's token log, where it ran on this node."""
-        return left_in(hello.token_log) if hello.node_id and hello.node_id == self.node_id else {}
+        here = bool(hello.node_id) and hello.node_id == self.node_id
+        return left_in(hello.token_log if here else "")
 
     def state(self, name: str) -> str | None:
         """Return the kernel's letter of the actor's process, None where it cannot be seen from here."""

@@ -174,6 +174,7 @@ def test_what_a_dead_process_left_open_is_found():
     assert not left_open(incident(detected_at=AT - 600, outcome=Outcome.RECOVERED), DEATH)
     assert not left_open(incident(detected_at=AT + 60), DEATH)
     assert not left_open(incident(detected_at=AT, pid=8), DEATH)
+    assert not left_open(incident(detected_at=AT, remedy="restart_process+hired_anew"), DEATH), "by its pool"
 
 
 def test_rays_word_on_an_exit_code_counts_more_than_the_kernels():

@@ -25,7 +25,7 @@ from rayguard.engine.tokens import frames as token_frames
 from rayguard.engine.tokens import log as token_log
 from rayguard.engine.tokens.file import TokenLogFile
 from rayguard.engine.tokens.frames import COMMIT_AT, HEADER_BYTES, Logged
-from rayguard.engine.tokens.log import TokenLog, read_log
+from rayguard.engine.tokens.log import TokenLog, read_left, read_log
 from rayguard.errors import ConfigError
 from rayguard.recovery.tally import TALLY
 from tests.open_files import open_files
@@ -130,6 +130,20 @@ def test_pieces_are_put_together_as_generated_does(made):
             log.append([("a", piece)])
             whole = whole.plus(piece) if piece.tokens else whole
         assert read_log(log.path)["a"].generated == whole
+
+
+def test_a_reader_is_told_how_many_tokens_the_writer_had_and_did_not_write(log):
+    """It stays as the file is written, cleared and written anew; no other file has such a number."""
+    log.begin("a", "x")
+    log.behind(7)
+    log.append([("a", generated(3))])
+    assert read_left(log.path) == ({"a": Logged("x", generated(3))}, 7)
+    log.end(["a"])
+    assert read_left(log.path) == ({}, 7)
+    log.behind(0)
+    assert read_left(log.path) == ({}, 0)
+    (log.path.parent / "other").write_bytes(b"x" * 200)
+    assert read_left(log.path.parent / "other") == read_left(log.path.parent / "none") == ({}, None)
 
 
 def test_a_request_that_begins_again_begins_empty(log):
@@ -376,7 +390,7 @@ def log_of(parts, header=HEADER):
 def test_a_log_of_another_format_or_with_a_damaged_owner_reads_as_nothing(monkeypatch):
     """A later version may mean something else by the same bytes."""
     parts = [token_frames.frame(token_frames.BEGIN, token_frames.begun(1, "a", "x"))]
-    monkeypatch.setattr(token_frames, "_VERSION", 2)
+    monkeypatch.setattr(token_frames, "_VERSION", token_frames._VERSION + 1)
     later = log_of(parts, token_frames.header("1-1"))
     monkeypatch.undo()
     whole = log_of(parts)

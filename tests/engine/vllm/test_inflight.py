@@ -10,7 +10,7 @@ import pytest
 
 from rayguard.engine.generated import Generated
 from rayguard.engine.vllm import output_state
-from rayguard.engine.vllm.inflight import InFlight, name_of
+from rayguard.engine.vllm.inflight import UNSAVED_TOKENS, InFlight, name_of
 from rayguard.testing import tiny_qwen
 from tests.engine.real import ENVIRONMENT, PROMPTS, Owner, collect, told
 
@@ -36,6 +36,9 @@ class Kept:
 
     def end(self, request_ids):
         self.ended.extend(request_ids)
+
+    def behind(self, tokens):
+        self.tokens_behind = tokens
 
 
 def named(own, given):
@@ -67,7 +70,7 @@ def test_a_keeper_that_fails_disturbs_nobody():
         lora_request=None,
     )
     inflight.began(request)
-    inflight.came(9)
+    inflight.came(9, 9)
     inflight.save_if_due({"a-00000000": request})
 
 
@@ -112,6 +115,22 @@ def test_nothing_is_kept_behind_a_hole():
     inflight.save({request.request_id: request})
     assert (full.ended, whole.ended) == (["a"], [])
     assert list(whole.requests["a"].tokens) == [3, 4, 5, 6], "another keeper has nothing to do with it"
+
+
+def test_keepers_know_how_much_they_lack():
+    """All that came since they were given tokens, of whatever request: lost if the process dies now."""
+    states = {}
+    inflight, kept = InFlight(SimpleNamespace(request_states=states)), Kept()
+    inflight.keep(kept)
+    request, tokens = in_flight(inflight, states, "a")
+    inflight.save_if_due({})
+    for step in range(UNSAVED_TOKENS - 1):
+        tokens.append(step)
+        inflight.came(1, 3)
+        assert kept.tokens_behind == 3 * (step + 1)
+    inflight.save({request.request_id: request})
+    assert kept.tokens_behind == 0
+    assert list(kept.requests["a"].tokens) == tokens
 
 
 def test_a_request_that_cannot_be_read_takes_no_other_with_it():

@@ -106,7 +106,7 @@ def test_each_of_a_pool_reads_its_own_labels(instrument):
     """The same of a pool."""
     tally = PoolTally("RolloutPool(Rollout)")
     tally.losses["actor_died"] += 1
-    tally.interrupted("actor_died", 2, 30)
+    tally.interrupted("actor_died", 2)
     _check(instrument, {tally.name: PoolReading(tally, PoolNow())})
 
 

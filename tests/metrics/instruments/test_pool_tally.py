@@ -16,12 +16,16 @@ def counted(name=NAME, delivered=3):
     tally.delivered = delivered
     tally.unanswered["late"] += 1
     tally.unanswered["refused"] += 1
-    tally.interrupted("actor_died", 2, 30)
+    tally.interrupted("actor_died", 2)
+    tally.tokens_saved += 30
+    tally.tokens_lost += 5
     tally.losses["actor_died"] += 1
     tally.hires["start"] += 4
     tally.pushes["taken"] += 4
     tally.waited([0.0, 0.05, 7_200.0])
     tally.updated(2.0)
+    tally.resumed(0.2)
+    tally.replaced(6.0)
     return tally
 
 
@@ -33,12 +37,14 @@ def test_pools_of_one_name_are_one_and_others_are_not():
     read = pools.snapshot()
     assert set(read) == {NAME, "other"}
     both, now = read[NAME].tally, read[NAME].now
-    assert (both.delivered, both.failed, both.tokens_saved) == (6, 4, 60)
+    assert (both.delivered, both.failed, both.tokens_saved, both.tokens_lost) == (6, 4, 60, 10)
     assert (both.losses["actor_died"], both.interruptions["actor_died"]) == (2, 4)
     assert (both.hires["start"], both.pushes["taken"]) == (8, 8)
     assert (sum(both.wait_s.counts), both.wait_s.sum) == (6, pytest.approx(14_400.1))
     assert (both.wait_s.counts[0], both.wait_s.counts[-1]) == (2, 2)
     assert (sum(both.update_s.counts), both.update_s.sum) == (2, 4.0)
+    assert (sum(both.resume_s.counts), both.resume_s.sum) == (2, 0.4)
+    assert (sum(both.replace_s.counts), both.replace_s.sum) == (2, 12.0)
     assert (dict(now.engines), now.waiting, now.running) == ({"serving": 4, "lost": 2}, 10, 14)
     assert read["other"].tally.delivered == 3
 
