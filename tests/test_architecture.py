@@ -16,7 +16,7 @@ from tests.architecture_references import stale_paths, stale_references
 
 ROOT = Path(rayguard.__file__).parent
 DOCUMENTS = sorted([ROOT.parent / "README.md", *(ROOT.parent / "docs").rglob("*.md")])
-MOST_LINES, MOST_FILES, MOST_ANY = 300, 20, 610
+MOST_LINES, MOST_FILES, MOST_ANY = 300, 20, 607
 # Public classes that share a name, at most five, each with the reason why no other name would be plainer.
 SAME_NAME: dict[str, str] = {}
 HEAVY = (

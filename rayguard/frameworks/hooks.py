@@ -27,9 +27,16 @@ HOOKS = {
     "openrlhf.trainer.ray.vllm_engine": _OPENRLHF,
     "openrlhf.trainer.ray.ppo_actor": _OPENRLHF,
 }
+# Those that stand in for them where lost replicas of verl are to be made again.
+NEW_REPLICAS = {
+    "verl.workers.rollout.llm_server": "rayguard.frameworks.verl_rollouts.client:attach_rebuilding",
+    "verl.checkpoint_engine.base": "rayguard.frameworks.verl_rollouts.replicas:attach_rebuilding",
+}
 
 
-def watch_imports(after_import: Callable[[str, Callable[[ModuleType], object]], None]) -> None:
+def watch_imports(
+    after_import: Callable[[str, Callable[[ModuleType], object]], None], *, new_replicas: bool = False
+) -> None:
     """Have the hooks attached; ``after_import`` calls a function with a module once that was imported."""
-    for name, hook in HOOKS.items():
+    for name, hook in {**HOOKS, **(NEW_REPLICAS if new_replicas else {})}.items():
         after_import(name, loaded_late(hook))

@@ -112,6 +112,7 @@ class PluginConfig(_Strict):
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     home: str | None = Field(default=None, min_length=1, pattern=r"^[/~]")
     frameworks: bool = True
+    new_replicas: bool = False  # of verl's rollouts, for lost ones
     agent: bool = True
     supervisor: bool = True
 

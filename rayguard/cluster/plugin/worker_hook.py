@@ -94,4 +94,4 @@ def follow_frameworks(config: dict[str, Any]) -> None:
     from rayguard.frameworks import hooks  # noqa: PLC0415 - as above
     from rayguard.frameworks.after_import import after_import  # noqa: PLC0415 - as above
 
-    hooks.watch_imports(after_import)
+    hooks.watch_imports(after_import, new_replicas=bool(config.get("new_replicas")))

@@ -7,8 +7,6 @@ one. Stands on verl 0.8 to 0.9; of another shape, that is said once and nothing 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 import inspect
 import time
@@ -18,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from rayguard.faults.diagnosis import Kind
 from rayguard.frameworks.change_once import change_once
+from rayguard.frameworks.verl_rollouts import server_managers
+from rayguard.frameworks.verl_rollouts.asking import asked
 from rayguard.frameworks.verl_rollouts.lost_servers import NAIVE, Losses, RolloutLimits, loss_of
 from rayguard.harmless import harmless
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import ModuleType
 
-    from rayguard.frameworks.verl_rollouts.in_actor import ServerLook
     from rayguard.frameworks.verl_rollouts.lost_servers import TakenOut
     from rayguard.recovery.incident import Incident
 
@@ -58,6 +57,12 @@ def attach(module: ModuleType, limits: RolloutLimits | None = None) -> bool:
         framework="verl",
         otherwise="requests are not made again elsewhere",
     )
+
+
+def attach_rebuilding(module: ModuleType) -> bool:
+    """Attach, and take note of who made which replica: for lost ones that are made again."""
+    server_managers.attach(module)
+    return attach(module)
 
 
 def _change(module: ModuleType, limits: RolloutLimits) -> None:
@@ -207,28 +212,15 @@ class _Request:
         rollout = getattr(getattr(self._client.config, "actor_rollout_ref", None), "rollout", None)
         if getattr(rollout, "full_determinism", False):
             return False
-        found: ServerLook | None = await self._asked(at.handle, in_actor.look)
+        found = await asked(at.handle, in_actor.look, within_s=self._limits.ask_s)
         return found is not None and found.has_weights and not found.engine_dead
 
     async def _take_out(self, at: _Attempt, *, remove: bool) -> TakenOut | None:
         from rayguard.frameworks.verl_rollouts import in_actor  # noqa: PLC0415 - as above
 
         balancer = vars(self._client)["_load_balancer"]
-        taken: TakenOut | None = await self._asked(
-            balancer, functools.partial(in_actor.take_out, remove=remove), at.server, at.actor
-        )
-        return taken
-
-    async def _asked(self, handle: object, function: Callable[..., object], *args: object) -> Any:
-        """Have an actor run a function; None where it gives no answer in time."""
-        from ray.exceptions import RayError  # noqa: PLC0415 - as above
-
-        from rayguard.ray_internals.actor_classes import run_in_actor  # noqa: PLC0415 - as above
-
-        with contextlib.suppress(asyncio.TimeoutError, RayError):
-            asked: Any = run_in_actor(handle, function, *args)
-            return await asyncio.wait_for(asyncio.wrap_future(asked.future()), self._limits.ask_s)
-        return None
+        out = functools.partial(in_actor.take_out, remove=remove)
+        return await asked(balancer, out, at.server, at.actor, within_s=self._limits.ask_s)
 
 
 def _backend_of(client: Any) -> str:

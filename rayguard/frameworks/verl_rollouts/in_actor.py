@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rayguard.frameworks.verl_rollouts.lost_servers import TakenOut
 from rayguard.ray_internals.actor_classes import actor_id
+
+if TYPE_CHECKING:
+    from rayguard.frameworks.verl_rollouts.interfaces import LoadBalancer
 
 _TOLD = "_rayguard_told"  # in the balancer: the actors that were told of, and whether they are out
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLook:
-    """``engine_dead``: it says so; ``has_weights``: an update has reached this very process."""
+    """``engine_dead``: it says so; ``step``: of the last update that has reached this very process."""
 
     engine_dead: bool
-    has_weights: bool
+    step: object
+
+    @property
+    def has_weights(self) -> bool:
+        """Say whether an update has reached it."""
+        return self.step is not None
 
 
-def take_out(balancer: Any, server: str, actor: str, *, remove: bool) -> TakenOut:
+def take_out(balancer: LoadBalancer, server: str, actor: str, *, remove: bool) -> TakenOut:
     """Have nobody sent to a lost server any more, and say what there was; noted only without ``remove``.
 
     The last one stays: verl's clients would wait for ever for an empty balancer to fill up
@@ -40,10 +48,18 @@ def take_out(balancer: Any, server: str, actor: str, *, remove: bool) -> TakenOu
     return TakenOut(first=first, back=back, others=others)
 
 
-def look(server: Any) -> ServerLook:
+def take_place(balancer: LoadBalancer, lost: str, lost_actor: str, server: str, handle: object) -> bool:
+    """Have a new server sent requests, and the lost one none."""
+    balancer.add_servers({server: handle})
+    if lost != server:  # else it has taken its place by now
+        take_out(balancer, lost, lost_actor, remove=True)
+    return True
+
+
+def look(server: object) -> ServerLook:
     """Say how a server is: one that Ray started anew has no step, until weights have reached it."""
     engine = getattr(server, "engine", None)
     return ServerLook(
         engine_dead=getattr(engine, "errored", False) is True,
-        has_weights=getattr(server, "global_steps", None) is not None,
+        step=getattr(server, "global_steps", None),
     )

@@ -1,4 +1,4 @@
-"""A lost server as an incident: told once a server, by the client whose request met it first."""
+"""Lost servers and replicas as incidents: a server is told once, by the client whose request met it first."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("rayguard")
 REMEDY = "other_replica"
+REBUILD = "new_replica"
 _CAUSES = {
     Kind.ACTOR_DIED: "the server's actor died while it generated",
     Kind.ACTOR_UNAVAILABLE: "the server's actor could not be reached while it generated",
@@ -65,3 +66,27 @@ def failed(found: Sequence[Incident], error: BaseException | None, why: str) -> 
     if found and error is not None:
         with harmless("incident"):
             attach(error, replace(found[-1], notes=(why,)))
+
+
+def replica_opened(rank: object, kind: Kind) -> Incident:
+    """Return the incident of a lost replica that is to be made again."""
+    dead_engine = kind is Kind.ENGINE_DEAD
+    cause = "the engine of one of its servers died" if dead_engine else "one of its actors died"
+    scope = Scope.ENGINE if dead_engine else Scope.PROCESS
+    target = f"verl replica {rank}"
+    found = told.opened(kind, scope, cause, signature="verl.rollouts.replica_lost", target=target)
+    told.still_open(found)
+    return found
+
+
+def replica_serves(one: Incident, address: str, step: object) -> None:
+    """Write that another replica has taken its place, and is sent requests."""
+    note = f"made again as {address}: it is sent requests, as a weight update has reached it (step {step})"
+    told.ended(one, Outcome.RECOVERED, remedy=REBUILD, notes=(note,))
+    _log.warning("rayguard: %s: %s", one.target, note)
+
+
+def replica_given_up(one: Incident, why: str) -> None:
+    """Write why it is not made again: the job goes on with the others."""
+    told.ended(one, Outcome.FAILED, remedy=REBUILD, notes=(why,))
+    _log.error("rayguard: %s is not made again, the job goes on with the others: %s", one.target, why)

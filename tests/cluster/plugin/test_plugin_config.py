@@ -101,6 +101,7 @@ configs = st.fixed_dictionaries(
         "metrics_port": st.none() | st.integers(0, 65_535),
         "agent": st.booleans(),
         "frameworks": st.booleans(),
+        "new_replicas": st.booleans(),
     },
 )
 

@@ -13,13 +13,15 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 from importlib.metadata import version
 
-from rollout_actors import EACH_S, STEP, TOKENS, WAIT_S, Rollouts, manager
+from rollout_actors import EACH_S, STEP, TOKENS, WAIT_S, Rollouts, Standalone, manager
 
 _ANSWER = f"from the kill to the last answer, of it {TOKENS * EACH_S:.1f} s of generation; small servers"
 _PUSH = "the whole weight update after the kill; weights of no size"
+_MADE = "from the kill until the new one was up, the longer of two; small servers, imports of Ray alone"
 _VARIABLES = {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
 
 
@@ -43,37 +45,45 @@ def kill_engine(rollouts, name):
 
 
 @contextlib.contextmanager
-def looked_after():
-    """Have verl's classes changed for a while."""
+def looked_after(*, rebuilding=False):
+    """Have verl's classes changed for a while; ``rebuilding``: as with ``new_replicas``."""
     from verl.checkpoint_engine import base
     from verl.workers.rollout import llm_server
 
     from rayguard.frameworks.verl_rollouts import client, replicas
 
-    before = [
-        (one, name, vars(one)[name])
-        for one, name in (
-            (llm_server.LLMServerClient, "generate"),
-            (llm_server.LLMServerClient, "_acquire_server"),
-            (base.CheckpointEngineManager, "update_weights"),
-        )
-    ]
-    assert client.attach(llm_server)
-    assert replicas.attach(base)
+    changed = (
+        (llm_server.LLMServerClient, "generate"),
+        (llm_server.LLMServerClient, "_acquire_server"),
+        (llm_server.LLMServerManager, "__init__"),
+        (base.CheckpointEngineManager, "update_weights"),
+        (base.CheckpointEngineManager, "build_process_group"),
+    )
+    before = [(one, name, vars(one)[name]) for one, name in changed]
+    assert (client.attach_rebuilding if rebuilding else client.attach)(llm_server)
+    assert replicas.attach(base, book=book_of_checks if rebuilding else None)
     try:
         yield
     finally:
-        del llm_server.__rayguard_rollouts__, base.__rayguard_replicas__
+        for module in (llm_server, base):
+            for mark in [one for one in vars(module) if one.startswith("__rayguard_")]:
+                delattr(module, mark)
         for one, name, value in before:
             setattr(one, name, value)
 
 
-def incidents():
+def book_of_checks():
+    from rayguard.frameworks.verl_rollouts.rebuild_plan import RebuildLimits
+    from rayguard.frameworks.verl_rollouts.rebuilds import ReplicaRebuilds
+    from rayguard.recovery.budget import RestartBudget
+
+    return ReplicaRebuilds(RebuildLimits(budget=RestartBudget(max_restarts=2, within_s=3_600.0)))
+
+
+def incidents(remedy="other_replica"):
     from rayguard.recovery.journal import default_journal
 
-    return [
-        (one.target, one.outcome.value) for one in default_journal().read() if one.remedy == "other_replica"
-    ]
+    return [(one.target, one.outcome.value) for one in default_journal().read() if one.remedy == remedy]
 
 
 async def struck(rollouts, strike, number=8):
@@ -208,6 +218,98 @@ def bare_pushed(ray):
     return "pushed"
 
 
+async def struck_replica(job):
+    """Kill the server of replica 1 with requests in it; return the answers."""
+    client, before = job.client(), len(list(job.folder.glob("*")))
+    requests = [asyncio.ensure_future(ask(client, f"r{before}-{one}", one)) for one in range(9)]
+    await job.busy(before + 9)
+    os.kill(job.pid_of(1), 9)
+    return await asyncio.gather(*requests)
+
+
+def wait_for_the_new_one(job, known):
+    """Wait until replica 1 was made again; it serves nobody yet."""
+    from rayguard.frameworks.verl_rollouts import replicas
+
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        ready = replicas._rebuilds[job.manager]._ready
+        if ready and ready[0].made not in known:
+            return ready[0].made
+        threading.Event().wait(0.1)
+    raise AssertionError("it was not made again")
+
+
+def check_made_again(ray):
+    """All requests are answered; from the next update on the capacity is what it was, with its weights. Thrice."""
+    job, known, times, told = Standalone(ray), set(), [], len(incidents("new_replica"))
+    try:
+        job.manager.update_weights(global_steps=1)
+        for step in (2, 3):
+            lost = job.servers.rollout_replicas[1].server_address
+            done = asyncio.run(struck_replica(job))
+            began = time.monotonic()
+            assert [one.token_ids for one in done] == [expected(one) for one in range(9)]
+            made = wait_for_the_new_one(job, known)
+            known.add(made)
+            times.append(time.monotonic() - began)
+            assert made.server_address not in job.active(), "it has the weights that it began with"
+            job.manager.update_weights(global_steps=step)
+            assert job.active() == sorted(job.servers.server_addresses)
+            assert (lost in job.active(), made.server_address in job.active()) == (False, True)
+            later = asyncio.run(asked_at_once(job))
+            assert {one.extra_fields["global_steps"] for one in later} == {step}
+            assert {one.extra_fields["server"] for one in later} == {"small_0", "small_1", "small_2"}
+        asyncio.run(struck_replica(job))  # its budget is spent
+        job.manager.update_weights(global_steps=4)
+        assert len(job.active()) == len(job.manager.replicas) == 2
+        outcomes = [outcome for _, outcome in incidents("new_replica")[told:]]
+        assert outcomes == ["recovered", "recovered", "failed"], outcomes
+        return max(times)
+    finally:
+        job.close()
+
+
+def check_left_out(ray):
+    """All requests are answered; weights go to the two others, over a group that is made anew for them."""
+    job, told = Standalone(ray), len(incidents("new_replica"))
+    try:
+        job.manager.update_weights(global_steps=1)
+        done = asyncio.run(struck_replica(job))
+        assert [one.token_ids for one in done] == [expected(one) for one in range(9)]
+        began = time.monotonic()
+        job.manager.update_weights(global_steps=2)
+        took = time.monotonic() - began
+        job.manager.update_weights(global_steps=3)
+        assert len(job.active()) == len(job.manager.replicas) == 2
+        later = asyncio.run(asked_at_once(job))
+        assert {one.extra_fields["global_steps"] for one in later} == {3}
+        assert {one.extra_fields["server"] for one in later} == {"small_0", "small_2"}
+        assert len(incidents("new_replica")) == told
+        return took
+    finally:
+        job.close()
+
+
+async def asked_at_once(job):
+    client = job.client()
+    return await asyncio.gather(*(ask(client, f"later{one}-{time.monotonic()}", one) for one in range(9)))
+
+
+def bare_made_again(ray):
+    job = Standalone(ray)
+    try:
+        job.manager.update_weights(global_steps=1)
+        os.kill(job.pid_of(1), 9)
+        job.manager.update_weights(global_steps=2)
+    except Exception as error:
+        return f"{type(error).__name__} of the next weight update"
+    finally:
+        job.close()
+    return "pushed"
+
+
+MADE_AGAIN = "a replica's server killed, twice, and again, with new_replicas: made again within its budget"
 RESTARTS = {"max_restarts": 1}
 FAULTS = {
     "a rollout server killed with 4 requests in it": (check_struck, bare_struck),
@@ -221,6 +323,21 @@ FAULTS = {
     ),
     "a rollout server killed as an aborted request goes on": (check_resumed, bare_resumed),
     "weights pushed after a replica's server was killed": (check_pushed, bare_pushed),
+    "a replica's server killed: the others get weights, over a group of their own": (
+        check_left_out,
+        bare_made_again,
+    ),
+    MADE_AGAIN: (
+        check_made_again,
+        bare_made_again,
+    ),
+}
+
+
+_NOTES = {
+    "weights pushed after a replica's server was killed": _PUSH,
+    "a replica's server killed: the others get weights, over a group of their own": _PUSH,
+    MADE_AGAIN: _MADE,
 }
 
 
@@ -271,7 +388,7 @@ def came_of(ray, name):
     check, bare = FAULTS[name]
     ended, said, took, began = bare(ray), "", None, time.monotonic()
     try:
-        with looked_after():
+        with looked_after(rebuilding=name == MADE_AGAIN):
             took = check(ray)
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
@@ -281,7 +398,7 @@ def came_of(ray, name):
         "survived": not said,
         "seconds": round(time.monotonic() - began if took is None else took, 1),
         "ratio_to_restart": None,
-        "note": _PUSH if "weights" in name else _ANSWER,
+        "note": _NOTES.get(name, _ANSWER),
         "said": said,
     }
 
@@ -311,7 +428,14 @@ def main(names=()):
     def wanted(all_names):
         return [name for name in all_names if not names or name.startswith(tuple(names))]
 
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local",
+        num_cpus=8,
+        num_gpus=3,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
     try:
         print(json.dumps({"version": version("verl")}), flush=True)
         for name in wanted(FAULTS):
@@ -320,7 +444,7 @@ def main(names=()):
             told(held(ray, name))
         if wanted(["no fault"]):
             bare = answers(ray)
-            with looked_after():
+            with looked_after(rebuilding=True):
                 told({"no_fault_identical": answers(ray) == bare})
     finally:
         ray.shutdown()

@@ -31,6 +31,11 @@ def server_class():  # noqa: C901 - all within one, as it is sent to the actors
         async def kill_engine(self):
             self.engine_died = True
 
+        async def abort_all_requests(self, **_):
+            return {}  # as of an engine that goes on with them
+
+        release_kv_cache = resume_kv_cache = resume_generation = abort_all_requests
+
         async def abort(self):
             self.aborted.set()
 
@@ -179,3 +184,157 @@ def manager(ray):  # noqa: C901 - as above
 
     config = SimpleNamespace(backend="small", custom_backend_module=None)
     return base.CheckpointEngineManager(config, Trainer(), [Replica(rank) for rank in range(3)])
+
+
+def kept_engine():
+    """Return a class of weight engines that keep their group, as verl's for NCCL do."""
+
+    class KeptEngine:
+        wire_format = "named_tensors"
+
+        def __init__(self, rebuild_group=False):
+            self.rebuild_group, self.rank, self.world_size = rebuild_group, None, None
+
+        @classmethod
+        def build_topology(cls, trainers, rollouts, metadata):
+            size = trainers + rollouts
+            ranks = list(range(size))
+            return (
+                {"rank": ranks[:trainers], "world_size": [size] * trainers},
+                {"rank": ranks[trainers:], "world_size": [size] * rollouts},
+            )
+
+        def prepare(self):
+            return "metadata"
+
+        def init_process_group(self, rank, world_size):
+            if self.rebuild_group or self.rank is None:
+                self.rank, self.world_size = rank, world_size
+            else:
+                assert (self.rank, self.world_size) == (rank, world_size), "the group has other members"
+
+        def finalize(self):
+            if self.rebuild_group:
+                assert self.rank >= 0
+                self.rank = self.world_size = None
+
+    return KeptEngine
+
+
+def receiver_class():
+    """Return a class of workers that bring weights to the server of their replica."""
+    engine = kept_engine()
+
+    class Receiver:
+        def __init__(self, server=""):
+            self.engine, self.server = engine(), server
+
+        def execute_checkpoint_engine(self, method, *args, **kwargs):
+            return getattr(self.engine, method)(*args, **kwargs)
+
+        def update_weights(self, global_steps=None):
+            import ray
+
+            if self.server:
+                ray.get(ray.get_actor(self.server).set_global_steps.remote(global_steps))
+
+    return Receiver
+
+
+class Standalone:
+    """verl's own server manager, balancer and manager of weights, over replicas with placement groups of their own."""
+
+    def __init__(self, ray, number=3):
+        from types import SimpleNamespace
+
+        from omegaconf import OmegaConf
+        from verl.checkpoint_engine import base
+        from verl.workers.rollout.llm_server import LLMServerManager
+        from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+        self.ray, self.folder = ray, Path(tempfile.mkdtemp(prefix="rayguard-check-"))
+        RolloutReplicaRegistry.register("small", lambda: replica_class(ray, str(self.folder)))
+        base.CheckpointEngineRegistry._registry["kept"] = kept_engine()
+        rollout = {
+            "_target_": "verl.workers.config.RolloutConfig",
+            "name": "small",
+            "nnodes": 1,
+            "n_gpus_per_node": number,
+            "tensor_model_parallel_size": 1,
+            "data_parallel_size": 1,
+            "pipeline_model_parallel_size": 1,
+            "disable_log_stats": True,
+            "response_length": TOKENS,
+            "prometheus": {"_target_": "verl.workers.config.PrometheusConfig", "enable": False},
+            "disaggregation": {"_target_": "verl.workers.config.DisaggregationConfig", "enabled": False},
+            "checkpoint_engine": {
+                "_target_": "verl.workers.config.CheckpointEngineConfig",
+                "backend": "kept",
+            },
+        }
+        self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {}}})
+        self.servers = LLMServerManager.create(config=self.config)
+        self.trainer = ray.remote(num_cpus=0)(receiver_class()).remote()
+        engine = SimpleNamespace(backend="kept", custom_backend_module=None, engine_kwargs={})
+        self.manager = base.CheckpointEngineManager(engine, self, self.servers.get_replicas())
+
+    world_size = 1  # of the trainer
+
+    def execute_checkpoint_engine(self, method, *args, **kwargs):
+        given = {name: value[0] for name, value in kwargs.items()}
+        return [self.trainer.execute_checkpoint_engine.remote(method[0], *(one[0] for one in args), **given)]
+
+    def update_weights(self, global_steps=None, mode=None):
+        return [self.trainer.update_weights.remote(global_steps)]
+
+    def client(self):
+        return self.servers.get_client()
+
+    def active(self):
+        return sorted(self.ray.get(self.servers.global_load_balancer.get_all_servers.remote()))
+
+    def pid_of(self, rank):
+        """Return the process that serves for a replica now."""
+        return self.ray.get(self.servers.rollout_replicas[rank].server_handle.process.remote())
+
+    async def busy(self, most):
+        until = time.monotonic() + WAIT_S
+        while len(list(self.folder.glob("*"))) < most:
+            assert time.monotonic() < until, f"there are no {most} requests"
+            await asyncio.sleep(0.01)
+
+    def close(self):
+        from ray.util import remove_placement_group
+
+        actors = [self.trainer, self.servers.global_load_balancer]
+        for replica in {*self.manager.replicas, *self.servers.rollout_replicas}:
+            actors += [*replica.servers, *replica.workers]
+            for group in replica.resource_pool.pgs:
+                remove_placement_group(group)
+        for one in actors:
+            self.ray.kill(one)
+            with contextlib.suppress(self.ray.exceptions.RayActorError):  # until its name is free
+                self.ray.get(one.__ray_ready__.remote(), timeout=WAIT_S)
+        until = time.monotonic() + WAIT_S
+        while self.ray.available_resources().get("GPU", 0) < self.ray.cluster_resources()["GPU"]:
+            assert time.monotonic() < until, "its GPUs are not free"
+            threading.Event().wait(0.2)
+
+
+def replica_class(ray, folder):
+    """Return a class of verl's replicas with small servers."""
+    from verl.single_controller.ray import RayClassWithInitArgs
+    from verl.workers.rollout.replica import RolloutReplica
+
+    class SmallReplica(RolloutReplica):
+        def get_ray_class_with_init_args(self):
+            return RayClassWithInitArgs(cls=ray.remote(receiver_class()), server=f"small_{self.replica_rank}")
+
+        async def launch_servers(self):
+            name = f"small_{self.replica_rank}"
+            made = ray.remote(num_cpus=0)(server_class()).options(name=name, max_concurrency=100)
+            self.servers.append(made.remote(name, folder, TOKENS, EACH_S))
+            self._server_handle = self.servers[0]
+            self._server_address = f"{name}:{await self.servers[0].process.remote()}"
+
+    return SmallReplica

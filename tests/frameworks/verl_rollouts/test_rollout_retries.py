@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
 from types import SimpleNamespace
 
@@ -15,7 +14,6 @@ from rayguard.frameworks.verl_rollouts import client, replicas
 from rayguard.frameworks.verl_rollouts.lost_servers import Losses, RolloutLimits, TakenOut, loss_of
 from rayguard.recovery.incident import incident_of
 from rayguard.recovery.journal import default_journal
-from tests.frameworks.verl_rollouts import small_rollouts as small
 
 DIED = ActorDiedError()
 
@@ -26,21 +24,6 @@ class EngineDeadError(Exception):
 
 def task_error(cause):
     return RayTaskError("generate", "a traceback", cause).as_instanceof_cause()
-
-
-@pytest.fixture
-def module():
-    """The small interface, loaded anew: one that may be changed."""
-    spec = importlib.util.spec_from_file_location("small_rollouts_anew", small.__file__)
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """Incidents of these tests' own."""
-    monkeypatch.setenv("RAYGUARD_HOME", str(tmp_path))
 
 
 class Job:
@@ -278,59 +261,3 @@ def test_the_hooks_follow_the_imports_of_both_modules_of_verl(module):
     waiting[replicas.MODULE](module)
     assert vars(module)["__rayguard_rollouts__"]
     assert vars(module)["__rayguard_replicas__"]
-
-
-# -- weight updates
-
-
-def replica(module, rank):
-    server, worker = module.Handle(module.Server(str(rank))), module.Handle(object())
-    return SimpleNamespace(replica_rank=rank, servers=[server], workers=[worker])
-
-
-@pytest.mark.parametrize("part", ["servers", "workers", "engine"])
-def test_weights_go_to_the_replicas_that_are_there(module, part):
-    """A lost one is taken from the manager's list, by its own means."""
-    assert replicas.attach(module)
-    found = [replica(module, rank) for rank in range(3)]
-    if part == "engine":
-        found[1].servers[0].instance.engine = SimpleNamespace(errored=True)
-    else:
-        getattr(found[1], part)[0].dead = DIED
-    manager = module.CheckpointEngineManager("nccl", found)
-    assert manager.update_weights(global_steps=4) == {"step": 4}
-    assert manager.pushed == [[0, 2]]
-
-
-@pytest.mark.parametrize(("backend", "dead"), [("nccl", 2), ("naive", 1)])
-def test_weights_are_pushed_as_ever_where_nothing_can_be_left_out(module, backend, dead):
-    """All are lost, or trainer and rollouts share their GPUs."""
-    assert replicas.attach(module)
-    found = [replica(module, rank) for rank in range(2)]
-    for one in found[:dead]:
-        one.servers[0].dead = DIED
-    manager = module.CheckpointEngineManager(backend, found)
-    manager.update_weights(4)
-    assert manager.replicas == found
-
-
-def test_a_caller_that_waits_for_an_update_still_may(module):
-    """The wrapper of verl looks at who calls."""
-    assert replicas.attach(module)
-    manager = module.CheckpointEngineManager("nccl", [replica(module, 0)])
-
-    async def waits():
-        return await manager.update_weights(global_steps=5)
-
-    assert asyncio.run(waits()) == {"step": 5}
-
-
-@pytest.mark.parametrize("name", ["update_weights", "remove_replicas"])
-def test_a_manager_of_another_shape_is_not_touched(module, name, caplog):
-    """It says in one line which part it is."""
-    setattr(module.CheckpointEngineManager, name, lambda self: None)
-    before = dict(vars(module.CheckpointEngineManager))
-    with caplog.at_level(logging.WARNING, "rayguard"):
-        assert not replicas.attach(module)
-    assert dict(vars(module.CheckpointEngineManager)) == before
-    assert f"(CheckpointEngineManager.{name})" in caplog.text
