@@ -115,7 +115,7 @@ def _let_go(manager: Any, rollout: WeightWorkers, before: frozenset[str]) -> Non
 
 
 def _id_list(rollout: WeightWorkers) -> list[str]:
-    from rayguard.ray_internals.actor_classes import actor_id  # noqa: PLC0415 - as above
+    from rayguard.ray_internals.actor_classes import actor_id  # noqa: PLC0415 - where verl is, Ray is
 
     return [actor_id(one) for one in vars(rollout)["_workers"]]
 
