@@ -67,9 +67,9 @@ class Across:
             clock = Clock(file.written_at) if len(files) > 1 else None
             lines = telling(counted, self.anchors, whole)
             reader = Reader(self.catalog, self.scene)
-            facts += self._facts(
-                reader, _peeled(lines, file.process, clock), place, clock, MAX_FACTS - len(facts)
-            )
+            peeled = _peeled(lines, file.process, clock)
+            of_file = list(self._facts(reader, peeled, place, clock, MAX_FACTS - len(facts)))
+            facts += [fact for fact in of_file if not reader.is_outlived(fact.witness)]
             whole = max(whole - counted.size, 0)
         return _judged(in_order(facts), files, self.catalog, self.scene)
 

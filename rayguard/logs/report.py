@@ -17,7 +17,7 @@ from rayguard.faults.kinds import kinds
 from rayguard.faults.printed.learnt_prefixes import Heads
 from rayguard.faults.quote import cut
 from rayguard.faults.signature import Match, Tier
-from rayguard.faults.witness import Said, Witness
+from rayguard.faults.witness import Said, Source, Witness
 from rayguard.logs.alarms import is_grave
 from rayguard.logs.likeness import likeness
 from rayguard.logs.witnesses import Reader
@@ -56,7 +56,8 @@ class Evidence:
 class Report:
     """The verdict on a text. ``consequences`` in the order of the text, ``others``: causes of other kinds.
 
-    ``causeless``: only effects are known, the cause may stand elsewhere.
+    ``causeless``: only effects are known, the cause may stand elsewhere. ``said``: a line told it, and no
+    exception: whoever printed it may have gone on.
     """
 
     diagnosis: Diagnosis
@@ -64,6 +65,7 @@ class Report:
     consequences: tuple[Evidence, ...] = ()
     others: tuple[Evidence, ...] = ()
     causeless: bool = False
+    said: bool = False
 
 
 def diagnose_text(text: str, catalog: Catalog | None = None) -> Report:
@@ -81,7 +83,8 @@ def diagnose_lines(lines: Iterable[PrintedLine], catalog: Catalog | None = None)
     """Return what ``lines`` say."""
     catalog = catalog_in_use() if catalog is None else catalog
     reader = Reader(catalog)
-    return report(tuple(reader.read(lines)), catalog, reader.scene)
+    seen = tuple(reader.read(lines))
+    return report(tuple(one for one in seen if not reader.is_outlived(one)), catalog, reader.scene)
 
 
 def report(seen: tuple[Witness, ...], catalog: Catalog, scene: Scene) -> Report:
@@ -145,6 +148,7 @@ def _told(asked: Sequence[Match], matches: Sequence[Match]) -> Report | None:
         ),
         others=_distinct(rivals),
         causeless=best.tier is not Tier.CAUSE,
+        said=best.witness.source is Source.LOG,
     )
 
 

@@ -40,6 +40,11 @@ _SOURCE_CODE = re.compile(
 )
 _NATIVE_CHECK = "Check failed"
 _NATIVE_EXCEPTION = ("Unhandled exception: ", "Unhandled unknown exception")  # of std::terminate, in ray/util
+_NOT_FINITE = re.compile(r"(?i)(?<![a-z])(?:nans?|infs?|infinite|infinity|(?:non-?)?finite)(?![a-z])")
+# A number that a step of training printed; 0 is also what is printed in place of NaN.
+_OF_STEP = re.compile(
+    r"(?<!max_)(?:loss|grad_norm)['\"]?\s{0,2}[:=]\s{0,2}['\"]?-?(?=[\d.]{0,20}[1-9])\d[\d.]{0,20}"
+)
 _ENGINE = re.compile(r"EngineCore|\bengine_core\b")
 _WORKER = re.compile(
     r"VllmWorker|Worker_(?:TP|DP|PP)|WorkerProc|RayWorkerWrapper|RayWorkerVllm|multiproc_worker|ModelRunner"
@@ -77,6 +82,7 @@ class Reader:
 
     catalog: Catalog
     scene: Scene = field(default_factory=lambda: counsels().scene())
+    _finite_line: int = 0  # the last on which a step's numbers were finite
 
     def read(self, lines: Iterable[PrintedLine]) -> Iterator[Witness]:
         """Yield the facts, nearly in the order of their lines (an exception comes when it is complete)."""
@@ -96,10 +102,17 @@ class Reader:
         for printer in printers.values():
             yield from _ended(printer)
 
+    def is_outlived(self, witness: Witness) -> bool:
+        """Say, when all is read, whether a line told of NaN and training went on with finite numbers."""
+        said = witness.source is Source.LOG and witness.line < self._finite_line
+        return said and _NOT_FINITE.search(witness.text) is not None
+
     def _note(self, line: PrintedLine) -> bool:
         """Note what ``line`` says beside the facts; return whether it is the first that alarms."""
         text = without_boilerplate(line.text)
         self.scene.see(line.text, line.process)
+        if _is_finite_step(line.text):
+            self._finite_line = line.number
         if self.scene.alarm or not is_alarming(replace(line, text=text)):
             return False
         self.scene.alarm = line.text
@@ -130,6 +143,11 @@ class Reader:
 
     def _telling(self, text: str) -> bool:
         return self.catalog.index.speaks_of(text) or _NAMES.search(text) is not None
+
+
+def _is_finite_step(text: str) -> bool:
+    told = "loss" in text or "grad_norm" in text
+    return told and _OF_STEP.search(text) is not None and _NOT_FINITE.search(text) is None
 
 
 def _is_wrapped(before: PrintedLine, line: PrintedLine) -> bool:

@@ -48,6 +48,19 @@ _REFUSED = re.compile(rb"(?mi)^(?:[\w. /-]{1,80}: )?error: ")
 _REFUSED_CODE = 2
 _CAUSE_CHARS = 400
 _KILLED, _EXIT_CONFIDENCE = 9, 0.75
+# What a process raises, or prints and goes on; nobody is killed by another for it.
+_RAISED = frozenset(
+    {
+        Kind.SCHEDULER_ASSERTION,
+        Kind.ENGINE_INTERNAL_ERROR,
+        Kind.BATCH_INDIVISIBLE,
+        Kind.CONFIG_INVALID,
+        Kind.REQUEST_INVALID,
+        Kind.WEIGHT_SYNC_FAILED,
+        Kind.NUMERIC_NAN,
+        Kind.USER_CODE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +97,14 @@ def failure_of(logs: Sequence[LogFile], life: Circumstances) -> RunFailure:
     report = read_on(across, logs, notes, across.diagnose(logs, notes))
     if _is_open(report):
         report = _with_session(across, logs, notes, report, life.began_at)
-    diagnosis = report.diagnosis
-    if _is_open(report):
+    diagnosis, outlived = report.diagnosis, _is_outlived(report, life.ending)
+    if _is_open(report) or outlived:
         told = _told_of(life, across, catalog)
-        diagnosis = told or (diagnosis if diagnosis.kind is not Kind.UNKNOWN else _of_end(diagnosis, life))
+        nothing_known = outlived or diagnosis.kind is Kind.UNKNOWN
+        diagnosis = told or (_of_end(diagnosis, life) if nothing_known else diagnosis)
     return RunFailure(
         diagnosis=diagnosis,
-        evidence=report.evidence,
+        evidence=() if outlived else report.evidence,
         consequences=report.consequences,
         refused=_is_refused(life),
         notes=tuple(notes),
@@ -99,6 +113,11 @@ def failure_of(logs: Sequence[LogFile], life: Circumstances) -> RunFailure:
 
 def _is_open(report: Report) -> bool:
     return report.causeless or report.diagnosis.kind is Kind.UNKNOWN
+
+
+def _is_outlived(report: Report, ending: Ending) -> bool:
+    """Say whether what was printed cannot have brought about the end: it was killed later, by another."""
+    return ending.signal == _KILLED and report.said and report.diagnosis.kind in _RAISED
 
 
 def _is_refused(life: Circumstances) -> bool:

@@ -207,3 +207,42 @@ def test_a_name_in_source_code_is_not_what_was_raised():
 E       ray.exceptions.RuntimeEnvSetupError: Failed to setup runtime environment.
 """)
     assert found.diagnosis.kind is Kind.RUNTIME_ENV_FAILED
+
+
+NAN_SAID = "WARN: rank 0 grad_norm is not finite: nan"
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        "{'loss': 0.31, 'grad_norm': 1.25}",
+        "step:4 - actor/pg_loss:-0.02 - actor/grad_norm:1.0",
+        "epoch 1 train_loss=0.5",
+    ],
+)
+def test_nan_that_training_outlived_is_no_cause(later):
+    """A step that came later printed finite numbers."""
+    assert diagnose_text(f"{NAN_SAID}\n{later}\n").diagnosis.signature == NO_FAILURE
+    assert diagnose_text(f"{later}\n{NAN_SAID}\n").diagnosis.kind is Kind.NUMERIC_NAN
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        "{'loss': 0.0, 'grad_norm': nan}",
+        "{'loss': 0.0}",
+        "step 4 loss: nan reward: 0.5",
+        "loss is inf",
+        "max_grad_norm: 1.0",
+        "loss_scale: 2.0",
+    ],
+)
+def test_nan_that_goes_on_is_the_cause(later):
+    """0 is printed in place of NaN, and settings are no numbers of a step."""
+    assert diagnose_text(f"{NAN_SAID}\n{later}\n").diagnosis.kind is Kind.NUMERIC_NAN
+
+
+def test_a_raised_nan_is_the_cause_whatever_another_process_prints_later():
+    """Of an exception nobody goes on."""
+    raised = 'Traceback (most recent call last):\n  File "t.py", line 3, in f\nFloatingPointError: gradients are NaN'
+    assert diagnose_text(f"{raised}\nstep 4 loss: 0.5\n").diagnosis.kind is Kind.NUMERIC_NAN

@@ -27,6 +27,7 @@ _PYTEST = re.compile(r"^\s{0,8}(?:\|\s{1,8})?E {3}(?: {4})?(?=\s{0,80}\S)")  # w
 _ENTITY = re.compile(r"&(?:quot|apos|lt|gt|amp|nbsp|#x?[0-9a-fA-F]{2,4});")
 _TYPESET = {0x201C: '"', 0x201D: '"', 0x2018: "'", 0x2019: "'", 0xA0: " "}  # a word processor's
 _PYTHONS_WARNING = re.compile(r"^\s{0,8}[^\s:]{1,400}\.py:\d{1,9}: \w{0,60}Warning: ")
+_OURS = "rayguard: "  # tells of what it saw to; what ended a job stands elsewhere too
 _PROGRESS = re.compile(r"\d{1,3}%\||it/s\]|s/it\]")
 _BY_LETTER = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "C": "CRITICAL"}
 _MILD = frozenset({"WARNING", "WARN", "INFO", "DEBUG", "TRACE", "Warning", "Info"})
@@ -73,7 +74,7 @@ def peel(raw: str, number: int = 0) -> PrintedLine:
         who += [told[key].strip("[]() ") for key in ("who", "role") if told.get(key)]
         source = told.get("source") or told.get("source2") or source
         level = told.get("level") or level
-    if "Warning: " in text and _PYTHONS_WARNING.match(text):
+    if text.startswith(_OURS) or ("Warning: " in text and _PYTHONS_WARNING.match(text)):
         level = "WARNING"
     return PrintedLine(
         number, text, " ".join(who), source.rstrip(":"), _BY_LETTER.get(level, level), taken, width, times
