@@ -59,6 +59,7 @@ _SAMPLING = ("grpo", "rloo")
 _COMMANDS = (*_SAMPLING, "sft", "dpo", "kto", "reward")
 _MARKS = frozenset({"use_vllm", "vllm_mode", "num_generations", "vllm_server_base_url", "vllm_server_host"})
 _IMPORTS = re.compile(r"^\s*(?:from|import) trl\b", re.MULTILINE)
+_ON_RAY = re.compile(r"^\s*(?:from|import) ray\b", re.MULTILINE)
 _PARSERS = ("HfArgumentParser", "TrlParser")
 
 
@@ -75,9 +76,10 @@ class Trl:
         start = script_start(words)
         if start is None:
             return False
-        return not _MARKS.isdisjoint(options_of(words[start:])) or bool(
-            _IMPORTS.search(script_text(command) or "")
-        )
+        text = script_text(command) or ""
+        if _IMPORTS.search(text):
+            return True
+        return not _MARKS.isdisjoint(options_of(words[start:])) and not _ON_RAY.search(text)
 
     def settings(self, command: Command) -> JobSettings:
         """Return the settings of a command.
@@ -95,6 +97,8 @@ class Trl:
             given.pop("tensor_parallel", None)  # the server's own command says it
         if program_of(words)[0] == "trl":
             given["launcher"] = "accelerate"
+        elif _ON_RAY.search(script_text(command) or ""):
+            given["launcher"] = None  # its trainers may be actors, a GPU each
         spelled = {name: f"--{option}" for name, option in _NAMES.items()}
         return settings_of({**given, "framework": self.name}, spelled=spelled)
 

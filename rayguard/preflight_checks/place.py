@@ -51,13 +51,21 @@ def _launcher(job: JobSettings, machine: MachineFacts) -> Iterator[PreflightFind
     if job.launcher != "python" or ranks != "1" or "LOCAL_RANK" in machine.environment:
         return
     gpus = job.gpus or machine.gpus
-    if gpus > 1:
+    if gpus > 1 and job.framework == "TRL":
         yield error(
             "place.no_launcher",
             f"{gpus} GPUs are visible to one process, and no launcher starts a rank for each: transformers "
             "wraps the model in DataParallel, which TRL refuses, and older ones fail of with device-side "
             f"asserts. Start it with `accelerate launch --num_processes {gpus}` or `torchrun "
             f"--nproc_per_node {gpus}`, or show it one: `CUDA_VISIBLE_DEVICES=0`",
+            gpus=1,
+        )
+    elif gpus > 1 and job.framework == "ms-swift" and job.vllm_mode is not None:
+        yield error(
+            "place.no_launcher",
+            f"{gpus} GPUs are visible to one process, and no rank is started for each: ms-swift spreads the "
+            f"model over them, which it refuses with vLLM. Set NPROC_PER_NODE={gpus} in the environment, or "
+            "show it one: `CUDA_VISIBLE_DEVICES=0`",
             gpus=1,
         )
 
