@@ -1,4 +1,5 @@
-"""verl: ``python3 -m verl.trainer.main_ppo section.key=value ...`` (Hydra); ``main_ppo_v0``, too.
+"""verl: ``python3 -m verl.trainer.main_ppo section.key=value ...`` (Hydra); ``main_ppo_v0``, too, and verl's
+trainers with rollouts apart (``fully_async_main``, ``one_step_off_policy``).
 
 Its defaults are read from the package that would run, a checkout in the command's folder or an installed one,
 without importing it; where neither is there, they are those of 0.8 to main of 2026. A file of a user's own
@@ -22,7 +23,13 @@ from rayguard.dialects.words import folder_at, lies_in
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MODULES = ("verl.trainer.main_ppo", "verl.trainer.main_ppo_v0")
+# Rollouts apart from the trainer, by the same keys: what a batch is there, and on how many GPUs, is not read.
+_APART = (
+    "verl.experimental.fully_async_policy.fully_async_main",
+    "verl.experimental.one_step_off_policy.main_ppo",
+)
+MODULES = ("verl.trainer.main_ppo", "verl.trainer.main_ppo_v0", *_APART)
+_OF_BATCHES = ("prompts", "answers", "mini_batch", "micro_update", "micro_experience", "gpus", "nodes")
 _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 NAMES = {
     "prompts": "data.train_batch_size",
@@ -103,7 +110,10 @@ class Verl:
             given.pop("model", None)
         if not (found.get(f"{_ACTOR}.use_kl_loss") or found.get("algorithm.use_kl_in_reward")):
             given.pop("reference_offload", None)  # there is no reference
-        apart = found.get("trainer.v1.trainer_mode") == "separate_async"
+        other = not {*_APART}.isdisjoint(command.words)
+        apart = other or found.get("trainer.v1.trainer_mode") == "separate_async"
+        if other:
+            given = {name: value for name, value in given.items() if name not in _OF_BATCHES}
         given |= {"framework": self.name, "launcher": "ray", "colocated": not apart}
         return settings_of(given, spelled={name: key.lstrip("+") for name, key in NAMES.items()})
 

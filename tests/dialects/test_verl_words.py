@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import rayguard
 from rayguard.dialects import verl
 from rayguard.dialects.dialect import Command
 from rayguard.dialects.verl import VERL
@@ -159,3 +160,30 @@ def test_what_a_megatron_trainer_keeps_is_not_weighed(ppo):
     assert VERL.settings(ppo(offload)).reference_offload is None
     assert VERL.settings(ppo(offload, "actor_rollout_ref.actor.use_kl_loss=True")).reference_offload is True
     assert VERL.settings(ppo("trainer.v1.trainer_mode=separate_async")).colocated is False
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "verl.experimental.fully_async_policy.fully_async_main",
+        "verl.experimental.one_step_off_policy.main_ppo",
+    ],
+)
+def test_trainers_with_rollouts_apart_are_verls_too(tmp_path, monkeypatch, module):
+    """The same keys and checkpoints; of its batches and GPUs, which mean something else, nothing is read."""
+    monkeypatch.setattr(verl, "package_folder", lambda _: None)
+    words = ("python3", "-m", module, "data.train_batch_size=0", "trainer.n_gpus_per_node=2")
+    command = Command(words=words, folder=tmp_path)
+    job = VERL.settings(command)
+    assert (job.framework, job.launcher, job.colocated, job.prompts, job.gpus) == (
+        "verl",
+        "ray",
+        False,
+        None,
+        None,
+    )
+    assert rayguard.preflight(words).findings == ()
+    place = VERL.checkpoints(command)
+    assert (place.pattern, place.saves) == ("global_step_*", False)
+    changed = VERL.with_settings(command, {"enforce_eager": True})
+    assert changed.command.words == (*words, f"{ROLLOUT}.enforce_eager=true")
