@@ -71,6 +71,7 @@ _TRAINER: Mapping[str, object] = {
 _SAVE, _LOAD = "trainer.save_checkpoint_path", "trainer.load_checkpoint_path"
 _USUAL = "checkpoints/${trainer.project_name}/${trainer.experiment_name}"
 _STEPS = "global_step_*"
+_LORA, _DTYPE = "worker.actor.model.lora.rank", "worker.actor.fsdp.torch_dtype"
 
 
 class EasyR1:
@@ -95,6 +96,7 @@ class EasyR1:
                 given[name] = found[key]
         if "reference_offload" not in given and not found.get("algorithm.disable_kl"):
             given["reference_offload"] = False
+        given |= {"adapter": positive(found.get(_LORA)), "train_dtype": found.get(_DTYPE)}
         return settings_of(
             {**given, "framework": self.name, "launcher": "ray", "colocated": True}, spelled=NAMES
         )

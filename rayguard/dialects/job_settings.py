@@ -62,6 +62,8 @@ class JobSettings:
     # The model
     model: str | None = None  # a folder, or a name that lies in the Hugging Face cache
     tokenizer: str | None = None  # the same, where it is not the model's
+    adapter: bool = False  # only that is trained (LoRA)
+    train_dtype: str | None = None  # of the parameters that are trained: "bf16"; None: 32 bits
     full_shard: bool = True
     offload_params: bool = False
     offload_optimizer: bool = False

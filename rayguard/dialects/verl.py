@@ -80,6 +80,7 @@ _DEFAULTS: Mapping[str, object] = {
 _FOLDER, _FROM = "trainer.default_local_dir", "trainer.resume_from_path"
 _MODE, _DELETES = "trainer.resume_mode", "trainer.del_local_ckpt_after_load"
 _LIMITS = ("trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep")
+_LORA = ("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank")
 _FLAGS = {"-cp": "--config-path", "-cn": "--config-name"}
 
 
@@ -111,6 +112,8 @@ class Verl:
         if not (found.get(f"{_ACTOR}.use_kl_loss") or found.get("algorithm.use_kl_in_reward")):
             given.pop("reference_offload", None)  # there is no reference
         other = not {*_APART}.isdisjoint(command.words)
+        given["adapter"] = any(positive(found.get(key)) for key in _LORA)
+        given["train_dtype"] = found.get(f"{_ACTOR}.fsdp_config.model_dtype")
         apart = other or found.get("trainer.v1.trainer_mode") == "separate_async"
         if other:
             given = {name: value for name, value in given.items() if name not in _OF_BATCHES}

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rayguard.preflight_checks.machine import MachineFacts
     from rayguard.preflight_checks.model import ModelFacts
 
-_MASTER, _GRADIENT, _ADAM, _ENGINE = 4, 4, 8, 2  # bytes of a parameter: fp32 training, 16 bit serving
+_MASTER, _ENGINE, _REFERENCE = 4, 2, 2  # bytes of a parameter: trained in 32 bits, served in 16
+_HALF = frozenset({"bf16", "bfloat16", "fp16", "float16", "half"})
 _RAY_KILLS_AT = 0.95  # of the host's memory
 _STORE_SHARE = 0.3  # of it is Ray's object store, unless told otherwise
 _TENSORS = 14  # of 8 bytes a token that a GRPO step puts into the store (measured with EasyR1)
@@ -48,7 +49,8 @@ def _device(job: JobSettings, model: ModelFacts, gpu: int) -> Iterator[Preflight
         )
         return
     shards = job.world if job.full_shard else 1
-    resident = _GRADIENT + (0 if job.offload_params else _MASTER) + (0 if job.offload_optimizer else _ADAM)
+    master, gradient, adam = _trained(job)
+    resident = gradient + (0 if job.offload_params else master) + (0 if job.offload_optimizer else adam)
     train = model.parameters * resident // shards
     share = 0.9 if job.gpu_memory_utilization is None else job.gpu_memory_utilization
     weights = model.parameters * _ENGINE // job.tensor_parallel
@@ -82,6 +84,12 @@ def _device(job: JobSettings, model: ModelFacts, gpu: int) -> Iterator[Preflight
         )
 
 
+def _trained(job: JobSettings) -> tuple[int, int, int]:
+    """Return the bytes of a parameter, of its gradient and of its two moments; an adapter's are little."""
+    master = _MASTER // 2 if job.train_dtype in _HALF else _MASTER
+    return (master, 0, 0) if job.adapter else (master, master, 2 * master)
+
+
 def _more_for_engine(job: JobSettings, gpu: int, needed: int) -> dict[str, object]:
     if needed <= gpu * 0.9:
         return {"gpu_memory_utilization": round(needed / gpu + 0.05, 2)}
@@ -95,9 +103,10 @@ def _more_for_engine(job: JobSettings, gpu: int, needed: int) -> dict[str, objec
 def _host(job: JobSettings, model: ModelFacts, memory: int) -> Iterator[PreflightFinding]:
     if not memory:
         return
-    offloaded = (_MASTER if job.offload_params else 0) + (_ADAM if job.offload_optimizer else 0)
+    master, _, adam = _trained(job)
+    offloaded = (master if job.offload_params else 0) + (adam if job.offload_optimizer else 0)
     copies = 1 if job.full_shard else (job.gpus or 1)
-    reference = _MASTER if job.reference_offload else 0
+    reference = _REFERENCE if job.reference_offload else 0
     used = model.parameters * (offloaded + reference) * copies // (job.nodes if job.full_shard else 1)
     store = _a_step(job) // job.nodes
     if used + store > memory * _RAY_KILLS_AT:

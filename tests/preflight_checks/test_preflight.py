@@ -300,6 +300,32 @@ def test_memory_by_arithmetic():
     assert one == {"memory.host": {"offload_params": False, "offload_optimizer": False}}
 
 
+def test_an_adapter_and_half_the_bits_need_less():
+    """LoRA has neither gradients nor moments of the model; bf16 halves all three."""
+    offloaded = {"gpu_bytes": 80 * GIB, "offload_params": True, "offload_optimizer": True}
+    assert "memory.host" in needs(**offloaded, host_bytes=64 * GIB)
+    assert needs(**offloaded, host_bytes=64 * GIB, adapter=True) == {}
+    assert needs(**offloaded, host_bytes=64 * GIB, train_dtype="bf16") == {}
+    assert "memory.trainer" in needs(gpu_bytes=12 * GIB, gpu_memory_utilization=0.9)
+    assert "memory.trainer" not in needs(gpu_bytes=12 * GIB, gpu_memory_utilization=0.9, adapter=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "adapter", "dtype"),
+    [
+        (f"{EASYR1} config=c.yaml worker.actor.model.lora.rank=64", True, None),
+        (f"{EASYR1} config=c.yaml worker.actor.fsdp.torch_dtype=bf16", False, "bf16"),
+        ("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.lora_rank=32", True, None),
+        ("python3 -m verl.trainer.main_ppo", False, None),
+    ],
+)
+def test_an_adapter_and_the_bits_are_read(config, words, adapter, dtype):
+    """As each framework has them; verl's installed defaults say 32 bits."""
+    job = rayguard.preflight(words).settings
+    assert job.adapter is adapter
+    assert job.train_dtype in (dtype, "fp32")
+
+
 def test_a_step_that_is_larger_than_the_object_store_is_told():
     """512 prompts, 5 answers, 24,048 tokens: 5.7 GB (measured); a node of 16 GiB has 4.8 for objects."""
     job = JobSettings(
