@@ -1,6 +1,6 @@
-"""verl: ``python3 -m verl.trainer.main_ppo section.key=value ...`` (Hydra); ``main_ppo_v0``, too, and verl's
-trainers with rollouts apart (``fully_async_main``, ``one_step_off_policy``).
+"""verl: ``python3 -m verl.trainer.main_ppo section.key=value ...`` (Hydra), and what takes the same keys.
 
+That is ``main_ppo_v0``, and the trainers with rollouts apart (``fully_async_main``, ``one_step_off_policy``).
 Its defaults are read from the package that would run, a checkout in the command's folder or an installed one,
 without importing it; where neither is there, they are those of 0.8 to main of 2026. A file of a user's own
 (``--config-path``) is read where its folder is absolute: Hydra looks for others beside verl's own code.
