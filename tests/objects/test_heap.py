@@ -14,6 +14,8 @@ import pytest
 from rayguard.objects.heap import SlowHeapError, search
 from rayguard.objects.proof import Grip
 
+pytestmark = pytest.mark.usefixtures("own_heap")
+
 
 class Ref:
     """Equal by what it names, as an ObjectRef is."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rayguard.objects.scope import object_scope
 from rayguard.objects.scope_ended_error import ScopeEndedError
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("own_heap"), pytest.mark.timeout(480)]
 
 
 class Box:

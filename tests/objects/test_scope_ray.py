@@ -17,7 +17,7 @@ from rayguard.objects.scope import object_scope
 from rayguard.objects.scope_ended_error import ScopeEndedError
 from rayguard.ray_internals.object_refs import core_worker, counts
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("own_heap"), pytest.mark.timeout(300)]
 
 MB = 1_000_000
 

@@ -8,7 +8,7 @@ from look_alikes import MAKERS, Bench, array
 from rayguard.objects.scope import object_scope
 from rayguard.objects.scope_ended_error import ScopeEndedError
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("own_heap"), pytest.mark.timeout(480)]
 
 ROUNDS = 12
 

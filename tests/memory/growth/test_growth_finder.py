@@ -125,6 +125,7 @@ def test_what_others_name_is_not_hunted(quantity):
     assert not finder._hunt
 
 
+@pytest.mark.usefixtures("own_heap")
 def test_growth_that_ended_is_no_finding_and_is_not_hunted_again_at_once():
     """A load that was done just after its growth was proven."""
     now = [0.0]
@@ -143,6 +144,7 @@ def test_growth_that_ended_is_no_finding_and_is_not_hunted_again_at_once():
     assert not tracemalloc.is_tracing()
 
 
+@pytest.mark.usefixtures("own_heap")
 def test_a_quantity_alone_is_enough():
     """Whoever asks may know no pace."""
     finder, kept = LeakFinder(steps=2, share=1e9), []

@@ -13,6 +13,8 @@ import pytest
 from rayguard.memory.growth.heap_census import CensusError, HeapCensus
 from rayguard.memory.growth.weight import Buffer, buffer, weight
 
+pytestmark = pytest.mark.usefixtures("own_heap")
+
 KIB = 1 << 10
 SIZE = 64 * KIB
 ALWAYS = 1e12  # of the time: a pass is always due
