@@ -8,6 +8,8 @@ from pathlib import Path
 import every_kind
 import pytest
 
+from tests.worker_start import FORKED
+
 pytestmark = pytest.mark.ray
 
 WAYS = ["bare", "watched", "named", "decorated"]
@@ -38,6 +40,7 @@ def copies(tmp_path_factory):
         patch.setenv("RAY_RUNTIME_ENV_PLUGINS", '[{"class": "rayguard.cluster.plugin.RayguardPlugin"}]')
         patch.setenv("RAY_RUNTIME_ENV_HOOK", "rayguard.cluster.driver.prepare")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(modules), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv(FORKED, "pydantic")  # nothing of ours: bare is bare, and what loads late loads late
         patch.setattr(sys, "path", [str(modules), *sys.path])
         named = [f"named_kinds:{name}" for name in every_kind.CALLS if name != "MadeInFunction"]
         config = {"guard": named, "agent": False, "supervisor": False}
