@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.worker_start import FORKED
+
 
 @pytest.fixture(scope="module")
 def ray(tmp_path_factory):
@@ -12,6 +14,7 @@ def ray(tmp_path_factory):
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAYGUARD_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv(FORKED, "torch,torch._dynamo,torch.distributed.fsdp,rayguard.trainers.gang.rank_host")
         ray.init(
             address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
         )
