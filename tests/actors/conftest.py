@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.worker_start import FORKED
+
+# Not those of memory, where what a process takes is its own.
+_FORKS = frozenset({"test_guard_ray.py", "test_restorable_ray.py"})
 LATE = '''
 import threading
 
@@ -32,7 +36,7 @@ class Late:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster(request, tmp_path_factory):
     """A cluster whose workers import the test modules and write to a journal of their own."""
     import ray
 
@@ -44,6 +48,8 @@ def cluster(tmp_path_factory):
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAYGUARD_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("PYTHONPATH", os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]))
+        if request.path.name in _FORKS:
+            patch.setenv(FORKED, "pytest,rayguard.actors.guard.wrappers")
         patch.setattr(sys, "path", [*paths, *sys.path])
         ray.init(
             address="local",
