@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 SOURCE = "EASYR1_SRC"
 _SCRIPT = "tests/frameworks/worker_groups/checks_easyr1.py"
 _RAN = (
-    "verl.trainer.main and its trainer on the CPU; workers under DDP and gloo in the place of FSDP and vLLM"
+    "verl.trainer.main and its trainer on the CPU, with RAYGUARD_PLUGIN='{}' and no more; workers under DDP and gloo in "
+    "the place of FSDP and vLLM"
 )
 _PACKAGES = (
     "accelerate<1.12", "codetiming", "datasets<5", "omegaconf<2.4", "pandas", "peft==0.17.1", "pylatexenc",

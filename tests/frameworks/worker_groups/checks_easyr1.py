@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PLUGIN = {  # as docs/frameworks/easyr1.md has it, with two processes less on a small machine
+PLUGIN = {  # as docs/frameworks/easyr1.md has it
     "RAY_RUNTIME_ENV_PLUGINS": '[{"class": "rayguard.cluster.plugin.RayguardPlugin"}]',
     "RAY_RUNTIME_ENV_HOOK": "rayguard.cluster.driver.prepare",
-    "RAYGUARD_PLUGIN": '{"agent": false, "supervisor": false}',
+    "RAYGUARD_PLUGIN": "{}",
 }
 TEXTS = [f"what is {one} plus {one * 3 % 17}, and {one * 7 % 11} less?" for one in range(64)]
 REWARD = """
