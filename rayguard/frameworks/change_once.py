@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
+    from collections.abc import Callable, Iterator
+    from types import CodeType, ModuleType
 
 _log = logging.getLogger("rayguard")
 
@@ -45,3 +46,13 @@ def change_once(
     setattr(module, mark, True)
     change()
     return True
+
+
+def names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names that a function uses, and the functions within it."""
+    yield from code.co_names
+    yield from code.co_varnames
+    yield from code.co_freevars
+    for inner in code.co_consts:
+        if inspect.iscode(inner):
+            yield from names_in(inner)

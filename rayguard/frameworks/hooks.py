@@ -24,6 +24,7 @@ HOOKS = {
     "verl.protocol": _BATCHES,
     "verl.trainer.ray_trainer": _BATCHES,
     "verl.workers.fsdp_workers": _BATCHES,
+    "openrlhf.trainer.ray.launcher": "rayguard.frameworks.actor_groups.openrlhf:attach",
     "openrlhf.trainer.ray.vllm_engine": _OPENRLHF,
     "openrlhf.trainer.ray.ppo_actor": _OPENRLHF,
 }

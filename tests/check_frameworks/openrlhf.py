@@ -1,7 +1,8 @@
 """OpenRLHF: its real ``RolloutRayActor`` and its policy's own push of weights, on the CPU, under a killed core.
 
 A random model of 100 000 parameters under a real vLLM. CUDA and NCCL are stood in for (``openrlhf_cpu``): tensors go
-by way of the store at which the group meets. Of the policy the push alone runs: DeepSpeed needs a GPU.
+by way of the store at which the group meets. Of the policy the push alone runs: DeepSpeed needs a GPU. Its groups have
+small ranks of our own (``openrlhf_groups``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 import traceback
 
 from tests.check_frameworks.answers import FaultAnswer, FrameworkAnswer, read
+from tests.check_frameworks.by_path import fault_of, is_bad, problem
 from tests.check_frameworks.environments import ROOT, FrameworkEnvironment
 
 _JOB_S = 1500
@@ -45,16 +47,36 @@ def checks() -> FrameworkAnswer:
 
     ran = (
         "RolloutRayActor with vLLM on the CPU, and ActorPPOTrainer.broadcast_to_vllm, its tensors by way of the "
-        "group's store in NCCL's place"
+        "group's store in NCCL's place; RayActorGroup with small ranks over gloo"
     )
     try:
+        groups = _groups()
         bare, guarded = _job({}), _job(_WITH)
     except Exception:
         return FrameworkAnswer(version("openrlhf"), ran, problems=[traceback.format_exc(limit=-3)])
     same = ("base", "push", "pushed", "whole")
     identical = all(bare[step] == guarded[step] for step in same) and bare["base"] != bare["pushed"]
+    identical &= any(line.get("no_fault_identical") for line in groups)
     faults = [one(bare, guarded) for one in (_core_killed, _next_push, _killed_in_a_push)]
-    return FrameworkAnswer(version("openrlhf"), ran, faults, identical, _actor_killed(bare, guarded))
+    faults += [fault_of(line) for line in groups if "fault" in line]
+    problems = [*_actor_killed(bare, guarded), *(problem(line) for line in groups if is_bad(line))]
+    return FrameworkAnswer(version("openrlhf"), ran, faults, identical, problems)
+
+
+def _groups():
+    """Return what the checks of its groups have printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.check_frameworks.openrlhf_groups"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=_JOB_S,
+        check=False,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode and not any(map(is_bad, found)):
+        found.append({"check": "groups", "holds": False, "said": f"it ended with {done.returncode}"})
+    return found
 
 
 def _job(extra):

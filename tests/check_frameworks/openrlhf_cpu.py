@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
-import importlib.machinery
 import os
 import signal
-import sys
 import types
 from pathlib import Path
-from unittest.mock import MagicMock, patch
+from unittest.mock import patch
 
 import torch
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 
+from tests.check_frameworks.openrlhf_absent import make_up
+
 DIES = "RAYGUARD_CHECK_DIES"  # names a file: where it is there, an engine dies in the midst of a push
 DIES_AT = "model.norm.weight"
-GONE = ("deepspeed", "flash_attn", "bitsandbytes")  # packages that need CUDA to be built
 
 
 class StoreGroup:
@@ -80,30 +78,13 @@ class CpuWorkerWrap(WorkerWrap):
                 self.is_loading = False
 
 
-class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Makes up the packages that cannot be there."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in GONE:
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec):
-        made = MagicMock(name=spec.name)
-        made.__spec__, made.__name__, made.__path__ = spec, spec.name, []
-        return made
-
-    def exec_module(self, module):
-        pass
-
-
 class Policy:
     """Rank 0 of the policy: OpenRLHF's own ``ActorPPOTrainer``, of which only the push of weights runs."""
 
     def __init__(self, engines):
         import torch.distributed
 
-        sys.meta_path.append(_Absent())
+        make_up()
         from openrlhf.trainer.ray import ppo_actor
 
         vllm = types.SimpleNamespace(

@@ -10,14 +10,14 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from rayguard.frameworks.change_once import change_once
+from rayguard.frameworks.change_once import change_once, names_in
 from rayguard.frameworks.openrlhf.in_engine import LAST, said
 from rayguard.harmless import harmless
 from rayguard.ray_internals import actor_classes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from types import CodeType, ModuleType
+    from types import ModuleType
 
 ROLLOUTS, POLICY = "openrlhf.trainer.ray.vllm_engine", "openrlhf.trainer.ray.ppo_actor"
 _ATTACHED = "__rayguard_attached__"
@@ -137,7 +137,7 @@ def _unknown_rollouts(module: ModuleType) -> str:
     if not all(map(inspect.iscoroutinefunction, methods)):
         return "RolloutRayActor, some of whose methods are not async"
     make = methods[0]
-    missing = sorted(_BUILDS - set(_names_in(make.__code__)))
+    missing = sorted(_BUILDS - set(names_in(make.__code__)))
     if missing or "vllm" not in make.__globals__:
         return f"RolloutRayActor.__init__, without {', '.join(missing) or 'vllm'}"
     return ""
@@ -167,14 +167,4 @@ def _unknown_in(cls: type, known: Mapping[str, tuple[str, ...]]) -> str:
 
 def _names_of(cls: type, method: str) -> Iterator[str]:
     code = getattr(vars(cls).get(method), "__code__", None)
-    return iter(()) if code is None else _names_in(code)
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names that a function uses, and the functions within it."""
-    yield from code.co_names
-    yield from code.co_varnames
-    yield from code.co_freevars
-    for inner in code.co_consts:
-        if inspect.iscode(inner):
-            yield from _names_in(inner)
+    return iter(()) if code is None else names_in(code)

@@ -97,7 +97,7 @@ class PendingCall:
         if self._kept is not None:
             return
         values = (*self._args, *self._kwargs.values())
-        if all(map(_is_plain, values)):
+        if all(map(is_plain, values)):
             kept = KeptCall(self._bare, self._args, tuple(self._kwargs.items()))
             self._kept = MadeCall(self.method, kept)
             return
@@ -130,7 +130,8 @@ class Sending:
         return found
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
+    """Say whether ``value`` is one that nobody can change, and not a large one."""
     return isinstance(value, _PLAIN) and (not isinstance(value, (str, bytes)) or len(value) <= _PLAIN_BYTES)
 
 

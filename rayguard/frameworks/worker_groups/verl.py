@@ -36,7 +36,6 @@ _SENDERS = ("execute_all_async", "execute_rank_zero_async")
 _STATE = {"_workers", "_worker_names", "_master_addr", "_master_port"}
 _ATTACHED = "__rayguard_groups__"
 _FAMILY = "_rayguard_family"
-_STORE_RATIO = 0.2
 _log = logging.getLogger("rayguard")
 _families: weakref.WeakSet[GroupFamily] = weakref.WeakSet()
 
@@ -184,24 +183,14 @@ def _recording(make: Callable[..., None], policy: GroupPolicy | None) -> Callabl
 
 
 def _look_after(group: object, workers: VerlWorkers, policy: GroupPolicy | None) -> None:
-    from rayguard.frameworks.worker_groups.family import GroupFamily  # noqa: PLC0415 - only where a group was made
+    from rayguard.frameworks.worker_groups import store_room  # noqa: PLC0415 - only where a group was made
+    from rayguard.frameworks.worker_groups.family import GroupFamily  # noqa: PLC0415 - as above
     from rayguard.frameworks.worker_groups.policy import GroupPolicy  # noqa: PLC0415 - as above
 
     chosen = policy or GroupPolicy()
-    family = GroupFamily(workers, replace(chosen, kept_bytes=min(chosen.kept_bytes, _room())))
+    family = GroupFamily(workers, replace(chosen, kept_bytes=min(chosen.kept_bytes, store_room.room_bytes())))
     vars(group)[_FAMILY] = family  # which lives as long as its groups do
     _families.add(family)
-
-
-def _room() -> int:
-    """Return how much of this node's object store may be used: more would push others' objects to disk."""
-    import ray  # noqa: PLC0415 - only where a group was made
-
-    here_is = ray.get_runtime_context().get_node_id()
-    stores = [
-        node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["NodeID"] == here_is
-    ]
-    return int(sum(stores) * _STORE_RATIO)
 
 
 def _guarding(generator: Callable[..., object]) -> Callable[..., object]:

@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from rayguard.frameworks import hooks
+from rayguard.frameworks.actor_groups import openrlhf
 from rayguard.frameworks.openrlhf import attach
 from rayguard.ray_internals.actor_classes import written_class
 
@@ -28,11 +29,12 @@ def test_one_as_it_is_known_is_changed_once(module):
     assert parts(module) == after
 
 
-def test_both_modules_are_waited_for():
+def test_all_modules_are_waited_for():
     """Those of OpenRLHF alone: what is ours is loaded once one of them is."""
     waits = {}
     hooks.watch_imports(lambda name, then: waits.update({name: then}))
-    assert {name for name in waits if name.startswith("openrlhf")} == {attach.ROLLOUTS, attach.POLICY}
+    waited = {name for name in waits if name.startswith("openrlhf")}
+    assert waited == {attach.ROLLOUTS, attach.POLICY, openrlhf.MODULE}
 
 
 def test_the_policys_module_has_its_push_looked_at(module):
