@@ -18,6 +18,7 @@ import rayguard
 from tests.trainers.gang.gang_trainers import small_trainer
 from tests.trainers.gang.node_loss import HEAD_CPUS, OTHER_CPUS, RANKS, GangNodes, copied, keeper_pid, until
 from tests.unlisted_cluster import unlisted_cluster
+from tests.worker_start import FORKED
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 STEPS = 5
@@ -31,6 +32,7 @@ def head(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv(FORKED, "torch,torch._dynamo,torch.distributed.fsdp,rayguard.trainers.gang.rank_host")
         patch.setenv(
             "PYTHONPATH", os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
         )
