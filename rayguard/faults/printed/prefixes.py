@@ -93,7 +93,7 @@ _FORMS = (
     rf"\[[^\]\[]{{3,24}} {_TIME} \d{{4}}\]\s",
     r"\[\s{0,8}\d{1,9}\.\d{6}\](?:\[\s?[TC]\d{1,9}\])?\s?",
     rf"(?P<level>{LEVEL}):(?P<source>[\w.]{{1,80}}):",
-    rf"\[(?P<level>{LEVEL})(?::(?P<source>[\w.]{{1,80}}))?\]:?\s",  # and ms-swift's "[INFO:swift] "
+    rf"\[(?P<level>{LEVEL})(?::rayguard)?\]:?\s",  # "[INFO:swift] " stays: it tells whose
     rf"(?P<level>{LEVEL}):?\s(?=\s{{0,8}}(?:File \"|Traceback|[A-Z]\w{{0,60}}(?:Error|Exception): ))",
     rf"(?P<level>{LEVEL})[ :]{{1,4}}{STAMP}\s",
     rf"{STAMP}(?:\s-)?\s",
