@@ -36,7 +36,7 @@ class Disturbance:
     rollouts: Sequence[Any]
     fuses: Sequence[Fuse]
     seed: int
-    seeding: bool = False
+    seeding_since: float | None = None  # wall clock, before the first of them is sent
     victims: dict[PlannedFault, psutil.Process] = field(default_factory=dict)
     tokens: dict[PlannedFault, int] = field(default_factory=dict)  # generated before the step
 
@@ -49,7 +49,7 @@ class Disturbance:
             if fault.what is What.SCHEDULER_ASSERTION:
                 self.fuses[fault.target].light(after=5)
             if fault.what is What.SEEDED_PARTIAL_PREFILL:
-                self.seeding = True
+                self.seeding_since = self.seeding_since or time.time()
 
     def shape(self, requests: Sequence[Request]) -> Sequence[Request]:
         """Return the batch as it is asked for: with a seed for each request from the natural fault on.
@@ -58,7 +58,7 @@ class Disturbance:
         prefilled in two parts, and vLLM 0.32 on the CPU cannot do that to a request with a seed. All later
         batches are seeded too: that nothing happens any more proves the cure.
         """
-        return seeded(requests, self.seed) if self.seeding else requests
+        return seeded(requests, self.seed) if self.seeding_since is not None else requests
 
     def strike(self, step: int) -> None:
         """While the calls of ``step`` run: send what is done by a signal, in the middle of the work."""
@@ -67,7 +67,8 @@ class Disturbance:
                 self._await_tokens(fault)
                 self.injector.strike(fault, self.victims[fault])
             elif fault.what is What.SEEDED_PARTIAL_PREFILL:
-                self.injector.record(fault, at=time.time(), pid=self.victims[fault].pid)
+                assert self.seeding_since is not None
+                self.injector.record(fault, at=self.seeding_since, pid=self.victims[fault].pid)
 
     def settle(self) -> None:
         """While and after the calls run: note the fuses that burnt, as soon as they have."""
