@@ -24,7 +24,8 @@ LAUNCHING = {
 }
 _ON_RAY = ("verl.", "openrlhf.")  # they start an actor for each GPU themselves
 _SERVERS = ("vllm.", "sglang.", "trl.scripts.vllm_serve")
-_SWIFTS_TRAINING = ("rlhf", "sft", "pt")  # its other commands are servers, or spread one model over all GPUs
+SWIFTS_PROGRAMS = ("swift", "megatron")
+SWIFTS_TRAINING = ("rlhf", "sft", "pt")  # its other commands are servers, or spread one model over all GPUs
 _SPELLED = {"sleep": "--vllm_enable_sleep_mode"}
 TRUE = (True, "true", "True")
 
@@ -96,8 +97,8 @@ def _of_engine(
 
 def _launcher(words: Sequence[str], environment: Mapping[str, str], *, swift: bool) -> str | None:
     program, module = program_of(words)
-    if swift and program in ("swift", "megatron"):  # start torchrun where they are told how many ranks
-        if words[1:] and words[1] not in _SWIFTS_TRAINING:
+    if swift and program in SWIFTS_PROGRAMS:  # start torchrun where they are told how many ranks
+        if words[1:] and words[1] not in SWIFTS_TRAINING:
             return None
         return "torchrun" if environment.get("NPROC_PER_NODE", "1") != "1" else "python"
     if module.startswith(_ON_RAY):

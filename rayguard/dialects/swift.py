@@ -23,7 +23,14 @@ from rayguard.dialects.hf_trainer import (
     why_not_saving,
 )
 from rayguard.dialects.job_settings import JobSettings, settings_of
-from rayguard.dialects.options import TRUE, devices_of, given_by, shown_to
+from rayguard.dialects.options import (
+    SWIFTS_PROGRAMS,
+    SWIFTS_TRAINING,
+    TRUE,
+    devices_of,
+    given_by,
+    shown_to,
+)
 from rayguard.dialects.script import script_start
 from rayguard.dialects.spelling import sort_out
 from rayguard.dialects.values import read_yaml, value_of
@@ -56,8 +63,6 @@ _KWARGS = {
 _ENGINE = "vllm_engine_kwargs"
 _HOSTS = frozenset({"vllm_server_host", "vllm_server_base_url"})
 _READ_APART = ("vllm_mode", "async_generate", "sleep")  # with what else tells of them
-_PROGRAMS = ("swift", "megatron")
-_TRAINING = ("rlhf", "sft", "pt")
 _SCRIPT = re.compile(r"(?:.*[/.])?swift[/.]cli[/.](_megatron[/.])?(?:rlhf|sft|pt)(?:\.py)?")  # a launcher's
 
 
@@ -174,8 +179,8 @@ SWIFT = Swift()
 def _start(command: Command) -> int:
     """Return where its options begin; 0 where no training of ms-swift is started."""
     words = command.words
-    if program_of(words)[0] in _PROGRAMS:
-        return 2 if words[1:2] != () and words[1] in _TRAINING else 0
+    if program_of(words)[0] in SWIFTS_PROGRAMS:
+        return 2 if words[1:2] != () and words[1] in SWIFTS_TRAINING else 0
     own = script_start(words)
     return own if own and own <= len(words) and _SCRIPT.fullmatch(words[own - 1]) else 0
 
@@ -224,7 +229,7 @@ def _why_not(name: str, *, server: bool) -> str:
 
 
 def _why_no_launcher(command: Command, value: object, ranks: object) -> str:
-    if program_of(command.words)[0] not in _PROGRAMS:
+    if program_of(command.words)[0] not in SWIFTS_PROGRAMS:
         return "a launcher belongs in front of its script"
     if value not in ("torchrun", "accelerate"):  # either: a rank for each GPU
         return "ms-swift starts torchrun itself, where NPROC_PER_NODE says how many ranks"

@@ -10,23 +10,6 @@ from tests.frameworks.actor_groups import small_launcher
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def ray(tmp_path_factory):
-    """A cluster whose workers write to a journal of their own."""
-    import ray
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAYGUARD_HOME", str(tmp_path_factory.mktemp("home")))
-        ray.init(
-            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
-        )
-        try:
-            yield ray
-        finally:
-            ray.shutdown()
-
-
 def test_a_step_under_deaths_is_as_without(ray, tmp_path):
     """Within updates, and between calls."""
     for name in ("bare", "struck"):

@@ -13,23 +13,6 @@ SMALL = checks.Framework(
 )
 
 
-@pytest.fixture(scope="module")
-def ray(tmp_path_factory):
-    """A cluster whose workers write to a journal of their own."""
-    import ray
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAYGUARD_HOME", str(tmp_path_factory.mktemp("home")))
-        ray.init(
-            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
-        )
-        try:
-            yield ray
-        finally:
-            ray.shutdown()
-
-
 def test_updates_are_made_again(ray, tmp_path):
     """A rank dies within an update."""
     checks.check_updates_are_made_again(SMALL, ray, tmp_path)
