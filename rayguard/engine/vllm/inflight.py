@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
@@ -91,7 +90,7 @@ class InFlight:
         self._left: dict[str, tuple[str, Generated]] = {}
         self._left_until = 0.0
         self._pending: list[tuple[str, Generated]] = []
-        self._answered: deque[tuple[float, str]] = deque()
+        self._answered: dict[str, float] = {}  # the oldest first
         self._unsaved = 0
         self._behind = 0
         self._saved_at = 0.0
@@ -146,6 +145,10 @@ class InFlight:
         if not self.keepers:
             return
         name, fingerprint = name_of(request), fingerprint_of(request)
+        if (
+            self._answered.pop(name, None) is not None
+        ):  # asked again: what is left of its answer is not this one's
+            self._pending = [entry for entry in self._pending if entry[0] != name]
         self._begun[request.request_id] = name
         self._read[request.request_id] = 0
         for keeper in self.keepers:
@@ -185,7 +188,7 @@ class InFlight:
             last = output_state.of_output(output, version, output_state.width_of(params) or 0)
             rest = output_state.read(state, read, params).plus(last)
             self._pending.append((name, rest))
-            self._answered.append((time.monotonic(), name))
+            self._answered[name] = time.monotonic()
 
     def aborted(self, request_id: str) -> None:
         """Note that nobody waits for a request any more."""
@@ -253,8 +256,12 @@ class InFlight:
 
     def _forget_answered(self) -> None:
         old, until = [], time.monotonic() - _ANSWERED_S
-        while self._answered and (self._answered[0][0] < until or len(self._answered) > _ANSWERED):
-            old.append(self._answered.popleft()[1])
+        for name, at in self._answered.items():
+            if at >= until and len(self._answered) - len(old) <= _ANSWERED:
+                break
+            old.append(name)
+        for name in old:
+            del self._answered[name]
         if old:
             self.release(old)
 

@@ -242,3 +242,39 @@ def test_what_a_keeper_has_makes_another_frontend_say_the_same(owner):
             assert again == wanted, (kind, cut)
             if cut == 10_000:
                 assert client.tokens == made, "nothing was generated twice"
+
+
+def test_a_request_that_is_asked_again_has_nothing_of_its_last_answer():
+    """Its end waits to be kept when the same id is asked again, as each step of a training does."""
+    states = {}
+    inflight, kept = InFlight(SimpleNamespace(request_states=states)), Kept()
+    inflight.keep(kept)
+    request, tokens = in_flight(inflight, states, "a")
+    tokens.extend([1, 2])
+    last = SimpleNamespace(
+        request_id=request.request_id, new_token_ids=[3], new_logprobs=None, finish_reason="length"
+    )
+    inflight.answered(request, last, None)
+    del states[request.request_id]
+    again, more = in_flight(inflight, states, "a")
+    more.append(7)
+    inflight.save({again.request_id: again})
+    assert list(kept.requests["a"].tokens) == [7]
+    assert kept.ended == [], "the one that runs now is not to be forgotten with the one before"
+
+
+def test_answers_are_forgotten_after_a_while_the_oldest_first(monkeypatch):
+    """As many as are asked for again are kept, and no more."""
+    monkeypatch.setattr("rayguard.engine.vllm.inflight._ANSWERED", 2)
+    states = {}
+    inflight, kept = InFlight(SimpleNamespace(request_states=states)), Kept()
+    inflight.keep(kept)
+    for name in ("a", "b", "c"):
+        request, tokens = in_flight(inflight, states, name)
+        tokens.append(1)
+        last = SimpleNamespace(
+            request_id=request.request_id, new_token_ids=[2], new_logprobs=None, finish_reason="length"
+        )
+        inflight.answered(request, last, None)
+    inflight.save({})
+    assert kept.ended == ["a"]
