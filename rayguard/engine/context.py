@@ -44,6 +44,7 @@ class Surroundings:
     job_id: str = ""
     node: str = ""
     incarnation: int = 0
+    gcs_address: str = ""  # of Ray's control process
     home: Callable[[], Path] = home
     diagnose: Callable[[Fault], Diagnosis] = _diagnose
     write: Callable[[Incident], bool] = _write

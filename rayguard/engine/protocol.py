@@ -94,6 +94,17 @@ class Verdicts:
     doubt: str = ""  # why the tokens so far may be wrong: who has shown none of them begins afresh
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptableEngine:
+    """What another process needs to go on with an engine's processes (``rayguard.engine.adoption.lease``)."""
+
+    core: ProcessId
+    arguments: str  # a digest of what it was built with
+    input_address: str
+    output_address: str
+    ready: bytes
+
+
 class Engine(Protocol):
     """One life of one inference engine; its answers here are of one of which nothing is known."""
 
@@ -132,6 +143,10 @@ class Engine(Protocol):
     def facts(self) -> Mapping[str, object]:
         """Return the settings that the engine really uses, by argument name."""
         return {}
+
+    def adoptable(self) -> AdoptableEngine | None:
+        """Return what another process needs to go on with its processes; None where none can."""
+        return None
 
     def layout(self) -> Layout:
         """Return dtype and shape of the tensors that its model was built from; empty: nobody knows."""

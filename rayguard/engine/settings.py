@@ -95,6 +95,7 @@ class EngineSettings:
     refuse: Callable[[Values], None] | None = None  # raises when there is no room for these arguments
     check: Callable[[Values], None] | None = None  # raises for arguments that the engine does not have
     base: Values | None = None  # what the recipe passed to as_kwargs; None: it never asked
+    given: Values | None = None  # what it got
 
     def __post_init__(self) -> None:
         """Refuse a name that is no safe setting."""
@@ -134,4 +135,5 @@ class EngineSettings:
             ]  # as the first one: requests were let in by it
         if self.refuse is not None:
             self.refuse({**self.facts, **wanted})
+        self.given = dict(wanted)
         return wanted

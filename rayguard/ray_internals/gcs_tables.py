@@ -6,6 +6,7 @@ nobody knows.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from rayguard.ray_internals.capability import Capability
 from rayguard.ray_internals.rows import ActorRow, JobRow, WorkerRow, actor_row_of, job_row_of, worker_row_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _ACCESSOR = {
     "state": "ray._private.state:state",
@@ -186,20 +187,42 @@ def raylet_of(gcs_address: str, node_id: str) -> tuple[str, Mapping[str, Any]] |
     None where it does not know the node, or the node is dead. Where nothing listens, Ray's client tries for
     many seconds.
     """
-    if not _unconnected.usable():
-        return None
-    found = _unconnected.found()
-    state = found["state"]()
-    try:
-        state._initialize_global_state(  # noqa: SLF001 - Ray has no public way to ask a cluster one is not in
-            found["options"](gcs_address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
-        )
+    with _another_cluster(gcs_address) as state:
+        if state is None:
+            return None
         row = next((row for row in state.node_table() if row["NodeID"] == node_id), None)
         if row is None or not row["Alive"]:
             return None
         accessor = _unconnected.part(state, "_global_state_accessor")
         settings = json.loads(accessor.get_system_config() or b"{}")
         return f"{row['NodeManagerAddress']}:{row['NodeManagerPort']}", settings
+
+
+def actor_row_there(gcs_address: str, actor_id: str) -> ActorRow | None:
+    """Ask a control process that one is not connected to for an actor; None for nothing. May raise."""
+    with _another_cluster(gcs_address) as state:
+        if state is None or not _actors.usable():
+            return None
+        from ray import ActorID  # noqa: PLC0415 - only where Ray runs
+
+        asked = _actors.found()
+        found = asked["one"](asked["accessor"](state), ActorID(bytes.fromhex(actor_id)))
+        return None if found is None else _actor(found)
+
+
+@contextlib.contextmanager
+def _another_cluster(gcs_address: str) -> Iterator[Any]:
+    """Give a connection of one's own to a control process; None where Ray has moved what it needs."""
+    if not _unconnected.usable():
+        yield None
+        return
+    found = _unconnected.found()
+    state = found["state"]()
+    try:
+        state._initialize_global_state(  # noqa: SLF001 - Ray has no public way to ask a cluster one is not in
+            found["options"](gcs_address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
+        )
+        yield state
     finally:
         state.disconnect()
 

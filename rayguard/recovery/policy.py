@@ -55,6 +55,9 @@ class GuardPolicy:
     450 MB of its own), from which an engine core starts in 2 s instead of 18 s. "engine": besides, a second
     engine, built, loaded and at the current weights, which takes over within a second; it needs as much host
     and device memory as the first. None: nothing.
+    ``adopt_within_s``: seconds for which a vLLM engine outlives its actor while Ray starts the actor again,
+    so that the next life goes on with it instead of building another one. It must have been forked from the
+    process of ``standby``. 0: engines end with their actors.
     ``probation_s``: fault-free seconds after which one safe setting is taken back; None keeps all.
     ``build_deadline_s``: one engine start, model loading included.
     ``teardown_deadline_s``: polite part of a teardown; force follows.
@@ -92,6 +95,7 @@ class GuardPolicy:
     call_retries: int = 2
     quarantine_after: int = 3
     standby: Standby | None = "process"
+    adopt_within_s: float = 30.0
     probation_s: float | None = 1800.0
     build_deadline_s: float = 900.0
     teardown_deadline_s: float = 5.0
@@ -123,6 +127,7 @@ class GuardPolicy:
                 )
         _check_standby(self.standby)
         _check_share(self.audit)
+        _check_seconds("adopt_within_s", self.adopt_within_s)
         _check_parts(self.memory, self.snapshot)
         if self.call_retries < 0:
             raise ConfigError(f"GuardPolicy.call_retries must be 0 or more, got {self.call_retries}")
@@ -153,6 +158,11 @@ def _check_parts(memory: object, snapshot: object) -> None:
         raise ConfigError(f"GuardPolicy.memory must be a rayguard.MemoryPolicy or None, got {memory!r}")
     if not isinstance(snapshot, SnapshotPolicy):
         raise ConfigError(f"GuardPolicy.snapshot must be a rayguard.SnapshotPolicy, got {snapshot!r}")
+
+
+def _check_seconds(name: str, value: float) -> None:
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"GuardPolicy.{name} must be 0 or more seconds, got {value}")
 
 
 def _check_share(audit: float) -> None:

@@ -19,7 +19,7 @@ def prefork():
     """For fixtures whose engines live in this process; not where the server itself is tested."""
     patch = pytest.MonkeyPatch()
     server = SharedServer()
-    patch.setattr("rayguard.engine.supervision.slot.PreforkServer", lambda: server)
+    patch.setattr("rayguard.engine.supervision.slot.PreforkServer", lambda **_: server)
     yield server
     patch.undo()
     PreforkServer.stop(server, 0.0)

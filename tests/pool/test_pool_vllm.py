@@ -57,6 +57,7 @@ class Rollout(rayguard.RolloutMixin):
 
     def spoil_next(self, factor):
         """Damage the weights that are pushed next, behind their receipt."""
+        from rayguard.engine.vllm.async_client import run_on
         from rayguard.engine.vllm.engine import VllmEngine
 
         push = VllmEngine.push
@@ -64,7 +65,7 @@ class Rollout(rayguard.RolloutMixin):
         def damaging(engine, weights, *, deadline_s):
             VllmEngine.push = push
             receipts = push(engine, weights, deadline_s=deadline_s)
-            engine._on_loop(engine.core.collective_rpc_async("spoil", None, (factor,), None), 60.0)
+            run_on(engine.loop, engine.core.collective_rpc_async("spoil", None, (factor,), None), 60.0)
             return receipts
 
         VllmEngine.push = damaging

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rayguard.actors.guard import no_recipe
 from rayguard.actors.guard.guard import guard_class
-from rayguard.actors.life import publishing
+from rayguard.actors.life import current_life, publishing
 from rayguard.actors.life.incarnation import ActorMemory, Incarnation
 from rayguard.actors.life.process_exit import end_process
 from rayguard.actors.mark import Guarding, mark_of
@@ -113,6 +113,8 @@ class RolloutMixin:
             surroundings=around,
         )
         self._engine_slot.start()
+        if self._engine_slot.status()["adopted"]:
+            current_life.note("its engine outlived it, and goes on in this life")
         lost = self._engine_slot.changes.lost  # then what the last life left was made by other weights
         self._token_log = keep_tokens(self._engine_slot.engine(0.0), around.actor_id, go_on=not lost)
 
@@ -203,6 +205,7 @@ def surroundings_of(owner: object) -> Surroundings:
         job_id=life.job_id,
         node=life.node_id,
         incarnation=life.number,
+        gcs_address=life.gcs_address,
         recall=memory.load,
         remember=memory.save,
         changed=publishing.refresh,

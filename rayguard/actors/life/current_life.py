@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rayguard.actors.life.incarnation import Incarnation
@@ -28,3 +28,11 @@ class LifeState:
 
 
 state = LifeState(Incarnation())  # replaced as a whole: read it as `current_life.state`
+
+
+def note(what: str) -> None:
+    """Add ``what`` to the story of the death that led to this life, where there was one."""
+    global state  # noqa: PLW0603 - replaced as a whole
+    if state.incident is not None:
+        incident = state.incident
+        state = replace(state, incident=replace(incident, notes=(*incident.notes, what)))

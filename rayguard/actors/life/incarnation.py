@@ -45,6 +45,7 @@ class Incarnation:
     number: int = 0
     max_restarts: int = 0  # as Ray has it: -1 is without end
     outlives_job: bool = False  # it is detached, or made by one that is
+    gcs_address: str = ""  # of Ray's control process
 
     @property
     def restartable(self) -> bool:
@@ -74,6 +75,7 @@ class Incarnation:
             number=number,
             max_restarts=limit,
             outlives_job=this_outlives_its_job(),
+            gcs_address=context.gcs_address,
         )
 
     @classmethod

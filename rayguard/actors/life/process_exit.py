@@ -26,6 +26,7 @@ def end_process(incident: Incident | None) -> NoReturn:
     The next life closes ``incident``; None for a restart whose story somebody else tells.
     """
     with harmless("restart"):
+        _end_engines()
         recorder.ending(RAYGUARD + (incident.cause if incident else "its process has to be replaced"))
         if incident is not None:
             incidents.record(incident)
@@ -46,6 +47,7 @@ def end_process_after_answer(incident: Incident) -> None:
     if graceful_exit.is_leaving():  # other calls of this process may fail of the same poison
         incidents.record_unless_repeated(incidents.closed(incident, Outcome.ANSWERED))
         return
+    _end_engines()
     recorder.ending(RAYGUARD + incident.cause)
     incidents.record(incident)
     _leave_incident(incident)
@@ -67,6 +69,13 @@ def leave_incident_for(actor_id: str, incident: Incident) -> None:
     """Let the next life of another actor close ``incident``: what ended this one is known elsewhere."""
     memory = ActorMemory(actor_id, PROCESS_PART)
     memory.save({**memory.load(), "incident": incident.to_json()})
+
+
+def _end_engines() -> None:
+    """Let no engine of this process outlive it: what ends it may be in them."""
+    own = sys.modules.get("rayguard.engine.adoption.own_leases")
+    if own is not None:
+        own.revoke_all()
 
 
 def _end_children() -> None:

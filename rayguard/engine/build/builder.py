@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import inspect
 import logging
 import multiprocessing
 import os
 import threading
 import time
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING
 
+from rayguard.engine.adoption.arguments import ADOPTABLE_ENV, digest_of
+from rayguard.engine.build.no_engine import is_no_engine, said_of
 from rayguard.engine.build.recipe import explained
 from rayguard.engine.deadline import as_error, begun
 from rayguard.engine.error_records import RECORDS_ENV, clear
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
+    from rayguard.engine.adoption.lease import EngineLease
     from rayguard.engine.prefork.server import PreforkServer
     from rayguard.engine.protocol import Engine, Report
 
@@ -49,8 +50,6 @@ _CALLED_OFF_S = 30.0  # for a build that was called off: its core is killed, whi
 _LOOK_S = 0.05
 _CORE = "EngineCore"  # how vLLM names its processes (vllm/v1/engine/utils.py)
 _ONE_BUILD = threading.Lock()  # the environment and vLLM's start method are the process's
-# An object of any other type may be a home-made engine; these are what was built instead of one.
-_NO_ENGINE = (str, bytes, bool, int, float, list, tuple, dict, set, type, ModuleType, EngineSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +66,7 @@ class BuildOrder:
     deadline_s: float
     called_off: threading.Event | None = None
     refuse: Callable[[Values], None] | None = None
+    lease: EngineLease | None = None  # of the engine that is to be gone on with
 
     @property
     def standby(self) -> bool:
@@ -90,6 +90,7 @@ class EngineBuilder:
         self.records = records  # two folders: of the engine that serves, and of its standby
         self.mark = owner_mark(ProcessId.me())
         self.looks_at_logits = True
+        self.adoptable = False  # its engines may outlive this process
         self._recipe = recipe
         self._report = report
         self._prefork = prefork
@@ -127,7 +128,7 @@ class EngineBuilder:
             except TypeError as error:
                 raise explained(error) from error
         self._check(built, settings)
-        engine = self._adapt(built, order.predecessor)
+        engine = self._adapt(built, order.predecessor, settings)
         self._facts = self._facts or engine.facts()
         return engine
 
@@ -139,7 +140,7 @@ class EngineBuilder:
             raise ConfigError("vLLM runs in this very process, which has room for one: no standby engine")
         before = set(descendants(ProcessId.me()))
         thread: list[int] = []
-        outcome = begun(lambda: self._construct(settings, thread), "rayguard-build")
+        outcome = begun(lambda: self._construct(settings, thread, order), "rayguard-build")
         began = time.monotonic()
         until, tell_at = began + order.deadline_s, began + _TOLD_AFTER_S
         pause_s = _LOOK_S if order.standby else _TOLD_AFTER_S
@@ -166,7 +167,7 @@ class EngineBuilder:
         """End an engine that came when nobody waited for it any more."""
         if outcome.exception() is None and outcome.result() is not None:
             with harmless("build"):
-                self._adapt(outcome.result(), None).close(polite_s=0.0, force_s=_CALLED_OFF_S)
+                self._adapt(outcome.result(), None, None).close(polite_s=0.0, force_s=_CALLED_OFF_S)
 
     def _end_what_was_started(self, before: set[ProcessId]) -> None:
         # Not what serves this whole process: multiprocessing's resource tracker, the prefork server.
@@ -174,15 +175,24 @@ class EngineBuilder:
         started = [p for p in descendants(ProcessId.me()) if p not in before and p.pid not in kept]
         end(started, polite_s=0.0, mark=self.mark)
 
-    def _construct(self, settings: EngineSettings, thread: list[int]) -> object:
+    def _construct(self, settings: EngineSettings, thread: list[int], order: BuildOrder) -> object:
         thread.append(threading.get_ident())
         try:
+            if order.lease is not None:
+                from rayguard.engine.build.adopting import taking_over  # noqa: PLC0415 - imports vLLM
+
+                with taking_over(order.lease, self.mark, order.records, settings):
+                    return self._recipe(settings)
             # In the thread that builds: which start method vLLM uses is chosen per thread.
             if self._prefork is None:
                 return self._recipe(settings)
             from rayguard.engine.prefork.server import installed  # noqa: PLC0415 - only where there is a server
 
-            with installed(self._prefork, wait_s=_PRELOAD_S):
+            with installed(self._prefork, wait_s=_PRELOAD_S) as forks:
+                if forks and self.adoptable:
+                    from rayguard.engine.vllm.adoption import attach  # noqa: PLC0415 - where vLLM is
+
+                    attach.install()
                 return self._recipe(settings)
         except BaseException as ended:
             error = as_error(ended, "build_engine")
@@ -204,8 +214,8 @@ class EngineBuilder:
         return ""
 
     def _check(self, built: object, settings: EngineSettings) -> None:
-        if built is None or isinstance(built, _NO_ENGINE) or _is_unfinished(built):
-            raise ConfigError(_no_engine(built))
+        if is_no_engine(built):
+            raise ConfigError(said_of(built))
         if settings.base is None:
             raise ConfigError(
                 "build_engine(settings) ignores its settings, so no restart could make the engine safer: "
@@ -214,7 +224,7 @@ class EngineBuilder:
         if not settings.standby:
             self._base = settings.base
 
-    def _adapt(self, built: object, predecessor: Engine | None) -> Engine:
+    def _adapt(self, built: object, predecessor: Engine | None, settings: EngineSettings | None) -> Engine:
         if any(base.__module__.partition(".")[0] == "vllm" for base in type(built).__mro__):
             from rayguard.engine.vllm.arguments import accepted_arguments, is_vllm  # noqa: PLC0415
             from rayguard.engine.vllm.engine import VllmEngine  # noqa: PLC0415
@@ -227,15 +237,21 @@ class EngineBuilder:
                     mark=self.mark,
                     patience_s=self._patience_s,
                     predecessor=predecessor,
+                    arguments=digest_of(settings) if self.adoptable and settings is not None else "",
                 )
             if type(built).__module__.partition(".")[0] == "vllm":
-                raise ConfigError(_no_engine(built))  # its arguments, say
+                raise ConfigError(said_of(built))  # its arguments, say
         self.close()  # the prefork server has vLLM imported, which this engine is not
         adopt = getattr(built, "rayguard_engine", None)  # an engine that brings its own adapter
         if callable(adopt):
             adapted: Engine = adopt(self._report, predecessor)
             return adapted
         return PlainEngine(built)
+
+    @property
+    def prefork_address(self) -> str:
+        """Where the prefork server listens; '' for none."""
+        return "" if self._prefork is None else self._prefork.address
 
     def close(self) -> None:
         """End the prefork server, and with it whatever still hangs on it."""
@@ -248,6 +264,7 @@ class EngineBuilder:
         """Let the processes that are started meanwhile carry our mark and write their records."""
         looks = "1" if self.looks_at_logits else ""
         wanted = {**mark_environment(self.mark), RECORDS_ENV: str(records), LOOK_ENV: looks}
+        wanted[ADOPTABLE_ENV] = "1" if self.adoptable else ""
         before = {name: os.environ.get(name) for name in wanted}
         os.environ.update(wanted)
         try:
@@ -264,20 +281,6 @@ def _where(thread: list[int]) -> str:
     """Return where the recipe stands, for the end of a sentence; '' where that cannot be seen."""
     line = line_of(frames_of(thread[0]), "") if thread else ""
     return line and f" and stands at {line}"
-
-
-def _is_unfinished(built: object) -> bool:
-    return inspect.isawaitable(built) or inspect.isgenerator(built) or inspect.isasyncgen(built)
-
-
-def _no_engine(built: object) -> str:
-    if inspect.iscoroutine(built):
-        built.close()  # left alone it would warn that it was never awaited
-    found = repr(built) if built is None or isinstance(built, type) else f"a {type(built).__qualname__}"
-    return (
-        f"build_engine(settings) returned {found}: let it return the engine that it builds, an LLM, an "
-        "AsyncLLM or an engine of your own (no coroutine: it is called in a thread, and may block)"
-    )
 
 
 def _cores_beside(before: set[ProcessId]) -> list[ProcessId]:

@@ -33,6 +33,7 @@ _WORKER_CPUS = {
 }
 
 _harmless_threads: set[int] = set()
+server_claims: list[int] = []  # descriptors by which the server shows whose it is; a child shows that itself
 
 
 def adopt(environ: dict[str, str], cpus: set[int], preparation: dict[str, object]) -> dict[str, object]:
@@ -48,6 +49,8 @@ def adopt(environ: dict[str, str], cpus: set[int], preparation: dict[str, object
     own = vars(forkserver)["_forkserver"]
     os.close(own._forkserver_alive_fd)  # noqa: SLF001
     own._forkserver_alive_fd = own._forkserver_address = None  # noqa: SLF001
+    while server_claims:
+        os.close(server_claims.pop())
     _fit_inductor()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # ``random`` does so by itself; all engines of a server would draw the same

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from multiprocessing import connection, spawn
 from pathlib import Path
@@ -25,18 +26,22 @@ from typing import TYPE_CHECKING, TypedDict
 
 import psutil
 
-from rayguard.engine.prefork import child
+from rayguard.engine.prefork import child, left_engines
 from rayguard.engine.prefork.process import complain
+from rayguard.process.cleanup.orphans import wait_until_dead
 from rayguard.process.cleanup.shm import listened_to
 from rayguard.process.identity import ProcessId, mark_environment, owner_mark
+from rayguard.process.tree import end as end_processes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MAIN = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1])['sys_path']; "
+    "import json, os, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['sys_path']; "
+    "given['apart'] and os.fork() and os._exit(0); "
     "from rayguard.engine.prefork.preload import serve; serve(sys.argv[1])"
 )
+_SAYS_PID_S = 30.0  # an interpreter's start: 0.1 s
 _LONGEST_FOLDER = 100  # a socket's path has at most 107 characters
 _SHORT_FOLDER = "/tmp"  # noqa: S108 - for a private folder in it
 # Read by C code when a library is loaded, so that no Python hook sees it.
@@ -56,11 +61,18 @@ class _Report(TypedDict):
 class ServerLife:
     """One server process, from its start to its end."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    def __init__(self, modules: Sequence[str], *, keep_s: float = 0.0) -> None:
+        """Start it.
+
+        ``keep_s``: seconds for which it outlives its owner and waits for another one. It is in a session of
+        its own then, and nobody's child: Ray ends what descends from an actor that it ends.
+        """
+        self._keep_s, self._apart = keep_s, keep_s > 0
+        self._process: ProcessId | None = None
         self._environ = os.environ | mark_environment(owner_mark(ProcessId.me()))
         self._owner_pid = os.getpid()
         self._report: _Report | None = None
-        self._report_lock = threading.Lock()
+        self._report_lock, self._pid_lock = threading.Lock(), threading.Lock()
         self.refused = False  # by its own judgement: another one would refuse too
         self._folder = _private_folder()
         self.address = f"{self._folder}/socket"
@@ -84,7 +96,16 @@ class ServerLife:
 
     def _execute(self, modules: Sequence[str], passed: dict[str, int]) -> subprocess.Popen[bytes]:
         path = [os.fspath(entry) if entry else os.getcwd() for entry in sys.path]  # noqa: PTH109 - a string
-        arguments = json.dumps({**passed, "modules": modules, "sys_path": path, "folder": self._folder})
+        arguments = json.dumps(
+            {
+                **passed,
+                "modules": modules,
+                "sys_path": path,
+                "folder": self._folder,
+                "apart": self._apart,
+                "keep_s": self._keep_s,
+            }
+        )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
         # OpenBLAS (numpy's, scipy's) starts its threads when it is loaded, unless it is to have one.
         return subprocess.Popen(
@@ -92,24 +113,41 @@ class ServerLife:
             env={**self._environ, "OPENBLAS_NUM_THREADS": "1"},
             pass_fds=tuple(passed.values()),
             stdin=subprocess.DEVNULL,
+            start_new_session=self._apart,
         )
 
     @property
+    def process(self) -> ProcessId:
+        """The process: what was started, or what that has forked to be nobody's child."""
+        with self._pid_lock:
+            if self._process is None:
+                pid = self._popen.pid
+                if self._apart:
+                    pid = 0
+                    with contextlib.suppress(EOFError, OSError):  # it ended before it could say so
+                        pid = int(self._reader.recv_bytes()) if self._reader.poll(_SAYS_PID_S) else 0
+                    self._popen.wait()
+                self._process = ProcessId.of(pid) or ProcessId(pid, 0)
+            return self._process
+
+    @property
     def pid(self) -> int:
-        """The process."""
-        return self._popen.pid
+        """Its process id; 0 for none."""
+        return self.process.pid
 
     @property
     def alive(self) -> bool:
         """False also in a process that was forked from the owner: the server is not its own."""
-        return self._owner_pid == os.getpid() and self._popen.poll() is None
+        if self._owner_pid != os.getpid():
+            return False
+        return self.process.alive() if self._apart else self._popen.poll() is None
 
     def refusal(self, timeout_s: float) -> str | None:
         """Return why it does not serve, '' when it serves, None when it has not said so in time.
 
         Why it does not is logged and counted when it is heard first.
         """
-        if self._report is None and connection.wait([self._reader], timeout_s):
+        if self._report is None and self.process.pid and connection.wait([self._reader], timeout_s):
             with self._report_lock:
                 if self._report is None:
                     self._report = self._received()
@@ -119,7 +157,8 @@ class ServerLife:
         try:
             report: _Report = json.loads(self._reader.recv_bytes())
         except (EOFError, OSError):
-            why = f"it ended during its preload (exit code {self._popen.poll()})"
+            code = self.process.exitcode() if self._apart else self._popen.poll()
+            why = f"it ended during its preload (exit code {code})"
             report = {"refusal": why, "read": [], "environ": {}}
         else:
             self.refused = bool(report["refusal"])
@@ -165,14 +204,25 @@ class ServerLife:
             return
         self.let_go()
         if self._report is None:
-            self._popen.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(deadline_s)
-        self._popen.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(deadline_s + 1.0)
+            self._kill()
+        self._wait(deadline_s)
+        self._kill()
+        self._wait(deadline_s + 1.0)
         self._reader.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kill(self) -> None:
+        if self._apart:
+            end_processes([self.process], polite_s=0.0, force_s=0.0)
+        else:
+            self._popen.kill()
+
+    def _wait(self, limit_s: float) -> None:
+        if self._apart:
+            wait_until_dead(self.process, time.monotonic() + limit_s)
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(limit_s)
 
     def let_go(self) -> None:
         """Close the alive pipe: the owner to end the server, its forks so as not to keep it alive."""
@@ -196,6 +246,36 @@ def _private_folder() -> str:
         return made
     shutil.rmtree(made)
     return tempfile.mkdtemp(prefix=prefix, dir=_SHORT_FOLDER)
+
+
+class InheritedLife(ServerLife):
+    """The server of a dead owner, from when it became ours.
+
+    Raises:
+        OSError, ValueError: It is not there, or has another owner.
+    """
+
+    def __init__(self, address: str, keep_s: float) -> None:
+        self._keep_s, self._apart = keep_s, True
+        self._owner_pid = os.getpid()
+        self._report_lock, self._pid_lock = threading.Lock(), threading.Lock()
+        self.refused = False
+        self.address, self._folder = address, os.path.dirname(address)  # noqa: PTH120 - a string
+        alive_r, self._alive_w = os.pipe()
+        self._reader, unused = connection.Pipe(duplex=False)
+        unused.close()
+        _let_go_in_forks()
+        _lives.add(self)
+        try:
+            pid, told = left_engines.ask(address, alive_r)
+        except BaseException:
+            self.let_go()
+            raise
+        finally:
+            os.close(alive_r)
+        self._process = ProcessId.of(pid) or ProcessId(pid, 0)
+        self._environ = told.pop("began")  # type: ignore[assignment]
+        self._report = _Report(**told)  # type: ignore[typeddict-item]
 
 
 _lives: weakref.WeakSet[ServerLife] = weakref.WeakSet()

@@ -22,6 +22,7 @@ from multiprocessing import connection, forkserver
 from typing import TYPE_CHECKING, TypedDict
 
 from rayguard.engine.prefork.child import device_state, fork_workers, threads
+from rayguard.engine.prefork.left_engines import Owners
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,15 +43,23 @@ class _Arguments(TypedDict):
     report: int
     modules: list[str]
     folder: str
+    apart: bool
+    keep_s: float
 
 
 def serve(arguments: str) -> None:
     """Run the server (in its own process) until its owner closes the alive pipe.
 
-    ``arguments`` is JSON: ``listener``, ``alive``, ``report`` (file descriptors), ``modules`` and
-    ``folder`` (holds the socket; removed at the end, whoever else is dead by then).
+    ``arguments`` is JSON: ``listener``, ``alive``, ``report`` (file descriptors), ``modules``,
+    ``folder`` (holds the socket; removed at the end, whoever else is dead by then), ``apart`` (it was
+    forked to be nobody's child, and says first which process it is) and ``keep_s`` (for which it then waits
+    for another owner).
     """
     given: _Arguments = json.loads(arguments)
+    began = dict(os.environ)
+    pipe = connection.Connection(given["report"], readable=False)
+    if given["apart"]:
+        pipe.send_bytes(str(os.getpid()).encode())
     with contextlib.suppress(ImportError):
         # Before any variable changes: later it would not find the arguments' place, and engines forked
         # from here would be called "python" for ever.
@@ -63,13 +72,18 @@ def serve(arguments: str) -> None:
     except BaseException as error:  # noqa: BLE001 - whatever an import raises, the owner must be told
         refusal = f"{type(error).__name__}: {error}"
     report = {"refusal": refusal, "read": sorted(read), "environ": dict(os.environ)}
-    with connection.Connection(given["report"], readable=False) as pipe:
+    with contextlib.suppress(OSError), pipe:  # an owner that is dead by now does not read
         pipe.send_bytes(json.dumps(report).encode())
     try:
-        if not refusal:
-            forkserver.main(given["listener"], given["alive"], [])
-    except SystemExit:
-        pass  # the owner let go of the alive pipe, or died
+        alive, owners = (
+            None if refusal else given["alive"],
+            Owners(given["keep_s"]) if given["apart"] else None,
+        )
+        while alive is not None:
+            with contextlib.suppress(SystemExit):  # the owner let go of the alive pipe, or died
+                forkserver.main(os.dup(given["listener"]), alive, [])
+            told = {**report, "began": began}
+            alive = None if owners is None else owners.next_one(given["listener"], told)
     finally:
         shutil.rmtree(given["folder"], ignore_errors=True)
         # Not sys.exit: finalizing an interpreter with torch and vLLM in it takes a second, in which

@@ -22,7 +22,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from rayguard.engine.prefork import preload
-from rayguard.engine.prefork.life import ServerLife
+from rayguard.engine.prefork.life import InheritedLife, ServerLife
 from rayguard.engine.prefork.process import PreforkContext, complain
 from rayguard.engine.vllm.patch import wrap
 
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 class PreforkServer:
     """The server of the calling process. Methods may be called from any thread and do not raise."""
 
-    def __init__(self, modules: Sequence[str] = preload.VLLM_MODULES) -> None:
-        self._modules = tuple(modules)
+    def __init__(self, modules: Sequence[str] = preload.VLLM_MODULES, *, keep_s: float = 0.0) -> None:
+        """Begin without a process. ``keep_s``: as for ``ServerLife``; its engines may outlive us then too."""
+        self._modules, self._keep_s = tuple(modules), keep_s
         self._lock = threading.Lock()
         self._lives: list[ServerLife] = []  # the last one serves; on older ones engines still hang
         weakref.finalize(self, _end_all, self._lives, 1.0)
@@ -54,10 +55,26 @@ class PreforkServer:
             if fits or (life is not None and life.refused):
                 return
             try:
-                self._lives.append(ServerLife(self._modules))
+                self._lives.append(ServerLife(self._modules, keep_s=self._keep_s))
             except Exception as error:  # noqa: BLE001 - the edge: the user's build goes on without a server
                 complain(f"the server could not be started: {error!r}")
             self._sweep()
+
+    def inherit(self, address: str) -> bool:
+        """Take over the server of a dead owner; say whether it serves us now."""
+        with self._lock:
+            try:
+                self._lives.append(InheritedLife(address, self._keep_s))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                complain(f"the server of the life before this one is not taken over: {error!r}")
+                return False
+            return True
+
+    @property
+    def address(self) -> str:
+        """Where it listens; '' for none."""
+        life = self._last()
+        return "" if life is None else life.address
 
     def ready(self, timeout_s: float = 0.0) -> bool:
         """Say whether it can fork, waiting up to ``timeout_s`` for a preload that is under way."""

@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING
 
 from rayguard.engine.build.builder import BuildOrder, EngineBuilder
 from rayguard.engine.build.footprint import wait_for_memory
+from rayguard.engine.protocol import Verdicts
+from rayguard.engine.weights.proof import held_by
 from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
 
 if TYPE_CHECKING:
+    from rayguard.engine.adoption.own_leases import OwnLeases
     from rayguard.engine.audit import Audit
     from rayguard.engine.hangs.watch import EngineWatch
-    from rayguard.engine.protocol import Carried, Engine, Verdicts
+    from rayguard.engine.protocol import Carried, Engine
     from rayguard.engine.spoiled_requests import SpoiledRequests
     from rayguard.engine.standby.keeper import Standby
     from rayguard.engine.standby.spare import Spare
     from rayguard.engine.weights.current import CurrentWeights
+    from rayguard.engine.weights.proof import Proof
     from rayguard.recovery.policy import GuardPolicy
 
 FORCE_S = 5.0
@@ -37,6 +41,8 @@ class Lives:
         self.standby: Standby | None = None  # set once, before the first life
         self.audit: Audit | None = None  # likewise
         self.spoiled: SpoiledRequests | None = None  # likewise
+        self.leases: OwnLeases | None = None  # likewise; None: engines end with this process
+        self.adopted = False  # the engine that serves was left by the actor's last life
         self._watch = watch
         self._policy = policy
         # What a standby writes about its failures is no evidence about the engine that serves: two folders.
@@ -53,6 +59,8 @@ class Lives:
         A standby with these settings is the next engine, also one that is just being built.
         """
         self._refuse_if_closed()
+        if self.engine is None and (adopted := self._adopted(applied)) is not None:
+            return adopted
         deadline_s = self._policy.build_deadline_s
         spare = None if self.standby is None else self.standby.finish(applied, deadline_s)
         if spare is not None:
@@ -62,7 +70,29 @@ class Lives:
                 applied=applied, predecessor=self.engine, records=self.records, deadline_s=deadline_s
             )
             carried = self._put_in_front(self.builder.build(order), verdicts, None)
-        self._want_standby(applied)
+        self._settled(applied)
+        return carried
+
+    def _adopted(self, applied: tuple[str, ...]) -> Carried | None:
+        """Go on with the engine that the actor's last life left; None where there is none, or it is unfit."""
+        lease = None if self.leases is None else self.leases.inherited(applied)
+        if lease is None or self.leases is None:
+            return None
+        order = BuildOrder(
+            applied=applied,
+            predecessor=None,
+            records=self.records,
+            deadline_s=self._policy.build_deadline_s,
+            lease=lease,
+        )
+        try:
+            engine = self.builder.build(order)
+        except Exception as error:  # noqa: BLE001 - whatever the recipe makes of it: another engine is built
+            self.leases.unfit(lease, f"{type(error).__name__}: {error}")
+            return None
+        carried = self._put_in_front(engine, Verdicts(), None, had=held_by(engine.receipts(deadline_s=0.0)))
+        self.adopted = True
+        self._settled(applied)
         return carried
 
     def take_over(self, applied: tuple[str, ...], verdicts: Verdicts) -> Carried | str:
@@ -78,17 +108,19 @@ class Lives:
         carried = self._put_in_front(spare.engine, verdicts, spare)
         if old is not None:
             self.standby.retire(old)
-        self._want_standby(applied)
+        self._settled(applied)
         return carried
 
     def _refuse_if_closed(self) -> None:
         if self.closed:
             raise ConfigError("the engine was stopped")
 
-    def _put_in_front(self, new: Engine, verdicts: Verdicts, spare: Spare | None) -> Carried:
+    def _put_in_front(
+        self, new: Engine, verdicts: Verdicts, spare: Spare | None, had: Proof | None = None
+    ) -> Carried:
         try:
             self._refuse_if_closed()  # while it was built
-            self.weights.begin(new, None if spare is None else spare.proof)
+            self.weights.begin(new, had if spare is None else spare.proof)
             if self.audit is not None:
                 new.audited_by(self.audit)
             if self.spoiled is not None:
@@ -100,11 +132,14 @@ class Lives:
         if spare is not None:
             self.records, self._spare_records = self._spare_records, self.records
         self.engine, self.is_async, self.one_thread = new, new.is_async, new.one_thread
+        self.adopted = False
         self.epoch += 1
         self._watch.watch(new)
         return carried
 
-    def _want_standby(self, applied: tuple[str, ...]) -> None:
+    def _settled(self, applied: tuple[str, ...]) -> None:
+        if self.leases is not None and self.engine is not None:
+            self.leases.hand_in(self.engine, applied, self.builder.prefork_address)
         if self.standby is not None and self.engine is not None:
             self.standby.want(applied, self.engine, self._spare_records)
 
@@ -128,6 +163,8 @@ class Lives:
     def close(self, polite_s: float) -> None:
         """End the engine and its standby, and watch nothing any more."""
         self.closed = True
+        if self.leases is not None:
+            self.leases.revoke()
         if self.audit is not None:
             self.audit.close()
         if self.spoiled is not None:

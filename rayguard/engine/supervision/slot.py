@@ -7,6 +7,7 @@ import threading
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from rayguard.engine.adoption.own_leases import OwnLeases
 from rayguard.engine.audit import UNTOLD_NATS, Audit
 from rayguard.engine.build.builder import EngineBuilder
 from rayguard.engine.build.recipe import checked
@@ -60,9 +61,8 @@ def engine_slot(
     def noticed(engine: Engine, silence: Silence | None) -> None:
         slot[0].report(None, engine.life, silence)
 
-    server = PreforkServer() if policy.standby is not None and find_spec("vllm") is not None else None
-    if server is not None:
-        server.start()
+    leases = _leases(policy, around)
+    server = _server(policy, leases)
     tally = TALLY.engine(around.target)
     builder = EngineBuilder(
         recipe,
@@ -72,10 +72,14 @@ def engine_slot(
         patience_s=policy.patience_s,
         check=check,
     )
-    builder.looks_at_logits = policy.check_logits
+    builder.looks_at_logits, builder.adoptable = (
+        policy.check_logits,
+        leases is not None and server is not None,
+    )
     canaries = Canaries(policy.canary_tolerance, around)
     current = CurrentWeights(source, policy.weights_deadline_s, canaries)
     lives = Lives(builder, EngineWatch(policy, noticed, tally, around=around), current, policy)
+    lives.leases = leases
     if policy.standby == "engine":
         lives.standby = Standby(builder, current, policy, tally)
     supervisor = EngineSupervisor(lives, Recovery(lives, policy, around), policy, around)
@@ -92,6 +96,24 @@ def engine_slot(
         )
     threading.Thread(target=_read_catalog, name="rayguard-catalog", daemon=True).start()
     return supervisor
+
+
+def _leases(policy: GuardPolicy, around: Surroundings) -> OwnLeases | None:
+    """Return where engines are kept for heirs; None where nobody could adopt one: outside of actors."""
+    if not policy.adopt_within_s or not around.actor_id:
+        return None
+    return OwnLeases(policy.adopt_within_s, around, around.gcs_address)
+
+
+def _server(policy: GuardPolicy, leases: OwnLeases | None) -> PreforkServer | None:
+    """Return a prefork server that has begun to import vLLM, or that of the actor's last life."""
+    if policy.standby is None or find_spec("vllm") is None:
+        return None
+    server = PreforkServer(keep_s=0.0 if leases is None else policy.adopt_within_s)
+    left = None if leases is None else leases.expected()
+    if left is None or not server.inherit(left.prefork):
+        server.start()
+    return server
 
 
 def _read_catalog() -> None:

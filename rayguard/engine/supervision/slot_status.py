@@ -26,6 +26,7 @@ def status_of(lives: Lives, recovery: Recovery, *, serving: bool) -> dict[str, A
         "rung": len(state.applied),
         "settings": list(state.applied),
         "serving": serving,
+        "adopted": lives.adopted,
         **_standing(lives.engine, serving=serving),
         "weight_version": lives.weights.version,
         "weights_missing": lives.weights.changes.refusal,

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
 from rayguard.engine.deadline import bounded
 from rayguard.engine.protocol import SERVING, Carried, Engine, EngineProcess, Progress, Standing
 from rayguard.engine.vllm import built_with, client_teardown, weight_push
+from rayguard.engine.vllm.adoption import attach
 from rayguard.engine.vllm.arguments import refuse_built
 from rayguard.engine.vllm.async_client import AsyncHealingClient, run_on
 from rayguard.engine.vllm.core_activity import CoreActivity
@@ -24,6 +26,7 @@ from rayguard.engine.vllm.questions import audited, canary_request
 from rayguard.engine.vllm.receiver import ASK, install_receiver
 from rayguard.engine.vllm.sync_client import SyncHealingClient, send_one_at_a_time
 from rayguard.engine.weights.changes import WeightChanges
+from rayguard.engine.weights.proof import held_by
 from rayguard.engine.weights.spill import sendable
 from rayguard.harmless import harmless
 from rayguard.home import home
@@ -31,10 +34,10 @@ from rayguard.process.cleanup import belongings, reaper
 from rayguard.process.tree import end
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rayguard.engine.audited_answer import AuditedAnswer, Auditor
-    from rayguard.engine.protocol import Report, Verdicts
+    from rayguard.engine.protocol import AdoptableEngine, Report, Verdicts
     from rayguard.engine.vllm.inflight import InFlight
     from rayguard.engine.vllm.interfaces import LLM, EngineCoreClient, LLMEngine
     from rayguard.engine.vllm.questions.canary_answer import CanaryQuestion
@@ -43,10 +46,7 @@ if TYPE_CHECKING:
     from rayguard.engine.weights.version import WeightReceipt, Weights
     from rayguard.faults.fault import ProcessExit
 
-T = TypeVar("T")
-
-_SENT_AS_BYTES = 64 << 20
-_BESIDE_S = 10.0  # for a canary while callers may wait
+_SENT_AS_BYTES, _BESIDE_S = 64 << 20, 10.0  # seconds for a canary while callers may wait
 
 
 class VllmEngine(Engine):
@@ -60,23 +60,22 @@ class VllmEngine(Engine):
         mark: str,
         patience_s: float,
         predecessor: Engine | None,
+        arguments: str = "",
     ) -> None:
         self._built = built  # kept: its finalizer would shut the core down
-        self._report = report
-        self._mark = mark
-        self._patience_s = patience_s
+        self._report, self._mark, self._patience_s = report, mark, patience_s
         self._is_async = not (hasattr(built, "llm_engine") or hasattr(built, "step"))  # of an ``LLMEngine``
         self._own = built.llm_engine if hasattr(built, "llm_engine") else built
         self.core: EngineCoreClient = self._own.engine_core
         refuse_built(self._own)
         send_one_at_a_time(type(self.core))
         self._activity = CoreActivity(self.core)
-        self._version = ""  # of the weights that were pushed last
-        self._changes = WeightChanges()
+        self._said = weight_push.receipts(attach.receipts_of(self.core))  # of a core that was taken over
+        self._version = "" if (held := held_by(self._said)) is None else held.version  # that was pushed last
+        self._changes, self._given = WeightChanges(), arguments
         self._auditor: Auditor | None = None
         self._spoiled: Callable[[Sequence[str]], object] | None = None
-        # What outlives a core: the object that the user holds, its engine, the stand-in for its core.
-        self._handle: object = built
+        self._handle: object = built  # with the next two, what outlives a core
         self.front = self._own
         self.client: AsyncHealingClient | SyncHealingClient | None = None
         old = predecessor if isinstance(predecessor, VllmEngine) else None
@@ -135,6 +134,10 @@ class VllmEngine(Engine):
         return built_with.facts(self._own.vllm_config)
 
     @override
+    def adoptable(self) -> AdoptableEngine | None:
+        return attach.adoptable(self.core, self._known, self._given) if len(self._cores) == 1 else None
+
+    @override
     def layout(self) -> Layout:
         return built_with.layout(self._own.vllm_config)
 
@@ -189,7 +192,7 @@ class VllmEngine(Engine):
         within = weight_push.told(weights, deadline_s)
         with touched, within, sendable(weights, limit_bytes=_SENT_AS_BYTES) as sent:
             if self._is_async:
-                answers = self._on_loop(weight_push.push_async(self.core, sent), deadline_s)
+                answers = run_on(self.loop, weight_push.push_async(self.core, sent), deadline_s)
             else:
                 answers = bounded(lambda: weight_push.push(self.core, sent), deadline_s)
         self._version = weights.version
@@ -202,15 +205,15 @@ class VllmEngine(Engine):
     def replay(self, push: Callable[[Any], object], *, deadline_s: float) -> object:
         if not self._is_async:
             return super().replay(push, deadline_s=deadline_s)
-        return self._on_loop(weight_push.replayed(push, self.frontend), deadline_s)
+        return run_on(self.loop, weight_push.replayed(push, self.frontend), deadline_s)
 
     @override
     def receipts(self, *, deadline_s: float) -> Sequence[WeightReceipt]:
         # An engine in this very process has no border at which changes would be seen.
         if self.client is None or not self._cores or (self._serves() and self.client.own_calls.touched):
-            return ()
+            return self._said if self.client is None else ()
         if self._is_async:
-            return weight_push.receipts(self._on_loop(weight_push.asked_async(self.core), deadline_s))
+            return weight_push.receipts(run_on(self.loop, weight_push.asked_async(self.core), deadline_s))
         ask = self.core.collective_rpc
         return weight_push.receipts(bounded(lambda: ask(ASK, None, (), None), deadline_s))
 
@@ -237,16 +240,13 @@ class VllmEngine(Engine):
     ) -> Canary | None:
         if self.client is None or self._activity.paused or not self._serves():
             return None
-        told = closely or self.client.logprobs
-        return self._asked(audited.question_for(self._own.vllm_config, answer, logprobs=told), deadline_s)
+        closely = closely or self.client.logprobs
+        return self._asked(audited.question_for(self._own.vllm_config, answer, logprobs=closely), deadline_s)
 
     def _asked(self, question: CanaryQuestion, deadline_s: float) -> Canary | None:
         client = self.client if self._serves() else None  # None: nobody reads from this core yet
-        run = self._on_loop if self._is_async else None
+        run = partial(run_on, self.loop) if self._is_async else None
         return canary_request.ask(self.core, self.front, client, question, deadline_s, run)
-
-    def _on_loop(self, call: Coroutine[object, object, T], deadline_s: float) -> T:
-        return run_on(self.loop, call, deadline_s)
 
     def _serves(self) -> bool:
         """Say whether what the user calls reaches this core; not while it is a standby or still to come."""
@@ -260,13 +260,13 @@ class VllmEngine(Engine):
             client = kind(self.core, self._own.output_processor, self._report, self._patience_s)
             client.exact = exactness(self._known, self._own.vllm_config)
             client.numeric.of_core(self._own.vllm_config, self._spoiled)
-            client.own_calls.changes = self._changes
+            client.own_calls.changes, client.weight_version = self._changes, self._version
             if self._auditor is not None:
                 client.inflight.audited = audited.AuditedRequests(self._auditor, client)
             self._own.engine_core = cast("EngineCoreClient", client)  # which passes all else through
             self.client = client
             return Carried()
-        # The frontend keeps its tokenizer and its queues; it is only told what the new core was built with.
+        # The frontend keeps its tokenizer and its queues: it is told what the new core was built with.
         self.front.vllm_config = self._own.vllm_config
         # Of the core before this one; that is put to sleep too, weights and all.
         client.own_calls.touched = client.kept.standing().state == "asleep"

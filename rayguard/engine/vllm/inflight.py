@@ -255,11 +255,8 @@ class InFlight:
         return None
 
     def _forget_answered(self) -> None:
-        old, until = [], time.monotonic() - _ANSWERED_S
-        for name, at in self._answered.items():
-            if at >= until and len(self._answered) - len(old) <= _ANSWERED:
-                break
-            old.append(name)
+        many, until = len(self._answered) - _ANSWERED, time.monotonic() - _ANSWERED_S
+        old = [name for n, (name, at) in enumerate(self._answered.items()) if n < many or at < until]
         for name in old:
             del self._answered[name]
         if old:

@@ -23,6 +23,7 @@ from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rayguard.engine.vllm.adoption import records
 from rayguard.engine.vllm.changes.fingerprint import fingerprint
 from rayguard.engine.weights import tensorfile
 from rayguard.errors import WeightsError
@@ -41,7 +42,7 @@ log = logging.getLogger("rayguard")
 
 WORKER_MODULE = "vllm.v1.worker.worker_base"
 LOAD, ASK = "rayguard_load_weights", "rayguard_weights"  # what a worker is asked for
-FINGERPRINT = "rayguard_fingerprint"
+FINGERPRINT, MOVE_RECORDS = "rayguard_fingerprint", "rayguard_move_records"
 NOTHING: Receipt = {"version": "", "digest": "", "tensors": 0}
 
 
@@ -76,7 +77,12 @@ def weights(worker: EngineWorker) -> dict[str, object]:
     return dict(getattr(worker, "rayguard_receipt", NOTHING))
 
 
-METHODS: dict[str, Callable[..., object]] = {LOAD: load_weights, ASK: weights, FINGERPRINT: fingerprint}
+METHODS: dict[str, Callable[..., object]] = {
+    LOAD: load_weights,
+    ASK: weights,
+    FINGERPRINT: fingerprint,
+    MOVE_RECORDS: records.move_here,
+}
 
 
 class Receiver:

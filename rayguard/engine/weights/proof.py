@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rayguard.engine.weights.canary import Canary
+    from rayguard.engine.weights.version import WeightReceipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +35,10 @@ class Doubt:
 
     digest: str
     answer: Canary | None = None
+
+
+def held_by(receipts: Sequence[WeightReceipt]) -> Proof | None:
+    """Return what all workers of an engine say to hold; None where they do not know, or differ."""
+    held = {(one.version, one.digest) for one in receipts}
+    version, digest = held.pop() if len(held) == 1 else ("", "")
+    return Proof(version, digest) if version else None

@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 from rayguard.engine.vllm import plugin
+from rayguard.engine.vllm.adoption import ties
 from rayguard.process.identity import OWNER_ENV, ProcessId, owner_mark, owner_of
 
 LOGGING = {
@@ -29,7 +30,7 @@ seen_by_receiver = []
 
 def receiver():
     """Stand in for what would import the real vLLM."""
-    seen_by_receiver.append(plugin._installed.deaths is not None)
+    seen_by_receiver.append(bool(ties._of_this_process))
 
 
 plugin.install_receiver = receiver  # at import: spawned processes import this file too

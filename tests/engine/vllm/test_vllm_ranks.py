@@ -6,6 +6,7 @@ import pytest
 
 from examples.grpo.model import build
 from rayguard import GuardPolicy, Weights
+from rayguard.engine.vllm.async_client import run_on
 from rayguard.engine.weights.canary import torn
 from rayguard.faults.fault import Role
 from rayguard.process.cleanup import shm
@@ -124,7 +125,7 @@ def test_a_data_parallel_rank_that_answers_otherwise_is_named(ranks):
     spoil = core._call_utility_async(
         "collective_rpc", "spoil", None, (30.0,), None, engine=core.core_engines[1]
     )
-    ranks.life()._on_loop(spoil, 60.0)
+    run_on(ranks.life().loop, spoil, 60.0)
     told = torn(ranks.life().canary(deadline_s=60.0), 0.5)
     assert told.startswith("its data-parallel rank 1 answers otherwise than rank 0: ")
 

@@ -9,6 +9,7 @@ import pytest
 
 from examples.grpo.text import sentences
 from rayguard import GuardPolicy, RestartBudget, Weights
+from rayguard.engine.vllm.async_client import run_on
 from rayguard.engine.vllm.engine import VllmEngine
 from rayguard.engine.weights.canary import TOKENS, disagreement
 from rayguard.errors import WeightsError
@@ -82,7 +83,7 @@ def stage(request, tmp_path_factory, prefork):
         if made.damage:
             spoil = ("spoil", None, (made.damage.pop(0),), None)
             if engine.is_async:
-                engine._on_loop(engine.core.collective_rpc_async(*spoil), 60.0)
+                run_on(engine.loop, engine.core.collective_rpc_async(*spoil), 60.0)
             else:
                 engine.core.collective_rpc(*spoil)
         return receipts

@@ -1,0 +1,102 @@
+"""The leases of the engines that this process owns: there while they serve, gone before they end."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rayguard.engine.adoption import heirs
+from rayguard.engine.adoption.lease import EngineLease, leases, remove
+from rayguard.harmless import harmless
+from rayguard.process.identity import ProcessId
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rayguard.engine.context import Surroundings
+    from rayguard.engine.protocol import Engine
+
+
+class OwnLeases:
+    """Of one engine slot. Every method may be called from any thread, and none raises."""
+
+    def __init__(self, keep_s: float, around: Surroundings, gcs_address: str) -> None:
+        self._keep_s = keep_s
+        self._around = around
+        self._gcs_address = gcs_address
+        self._lock = threading.Lock()
+        self._held: set[ProcessId] = set()
+        _all.add(self)
+
+    @property
+    def home(self) -> Path:
+        """Where they lie."""
+        return self._around.home()
+
+    def expected(self) -> EngineLease | None:
+        """Return the engine that the actor's last life left, if there is one, and have it wait for this life.
+
+        Somebody may serve with it: it is put down when that is seen.
+        """
+        with harmless("adoption"):
+            for one in leases(self.home):
+                if one.actor_id == self._around.actor_id and one.owner != ProcessId.me():
+                    wanted = replace(one, wanted_by=ProcessId.me())
+                    wanted.write(self.home)
+                    return wanted
+        return None
+
+    def inherited(self, applied: tuple[str, ...]) -> EngineLease | None:
+        """Return the engine of the actor's last life that this one goes on with; ends others that it left."""
+        if not self._keep_s:
+            return None
+        return heirs.inherited(self.home, self._around.actor_id, applied)
+
+    def unfit(self, lease: EngineLease, why: str) -> None:
+        """End an engine that could not be gone on with."""
+        with harmless("adoption"):
+            heirs.end_engine(self.home, lease, why)
+
+    def hand_in(self, engine: Engine, applied: tuple[str, ...], prefork: str) -> None:
+        """Let ``engine``, which serves now, outlive this process, where it can be adopted."""
+        with harmless("adoption"), self._lock:
+            facts = engine.adoptable() if self._keep_s else None
+            for gone in self._held - ({facts.core} if facts is not None else set()):
+                remove(self.home, gone)
+                self._held.discard(gone)
+            if facts is None:
+                return
+            EngineLease(
+                core=facts.core,
+                owner=ProcessId.me(),
+                actor_id=self._around.actor_id,
+                arguments=facts.arguments,
+                applied=applied,
+                devices=heirs.devices(),
+                input_address=facts.input_address,
+                output_address=facts.output_address,
+                ready=facts.ready,
+                keep_s=self._keep_s,
+                gcs_address=self._gcs_address,
+                prefork=prefork,
+            ).write(self.home)
+            self._held.add(facts.core)
+
+    def revoke(self) -> None:
+        """Let no engine of this slot outlive this process."""
+        with harmless("adoption"), self._lock:
+            while self._held:
+                remove(self.home, self._held.pop())
+
+
+def revoke_all() -> None:
+    """Let no engine outlive this process, which is about to end on purpose."""
+    for own in list(_all):
+        own.revoke()
+
+
+_all: weakref.WeakSet[OwnLeases] = weakref.WeakSet()
+atexit.register(revoke_all)  # a process that ends of its own accord; one that is killed runs nothing

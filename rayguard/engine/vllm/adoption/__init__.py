@@ -1,0 +1,1 @@
+"""vLLM's part of adoption: the core that outlives its owner, and the client that takes it over."""
