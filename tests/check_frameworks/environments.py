@@ -50,6 +50,13 @@ def python_of(wanted: FrameworkEnvironment) -> Path:
     return python
 
 
+def unpack(package: str, folder: Path) -> None:
+    """Put one package alone into a folder, with all that it brings: its own tests too."""
+    _uv(
+        "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(folder), package
+    )
+
+
 def _uv(*arguments: str) -> None:
     found = shutil.which("uv")
     command = [found] if found else [sys.executable, "-m", "uv"]

@@ -15,6 +15,7 @@ from tests.check_frameworks.environments import FrameworkEnvironment
 if TYPE_CHECKING:
     from pathlib import Path
 
+VERL = "verl==0.9.1"
 SCRIPTS = (
     "tests/frameworks/worker_groups/checks_verl.py",
     "tests/frameworks/verl_rollouts/checks_rollouts.py",
@@ -30,7 +31,7 @@ def environment() -> FrameworkEnvironment:
     """Return what verl's checks need; it asks for an older transformers than vLLM does."""
     return FrameworkEnvironment(
         "verl",
-        ("verl==0.9.1", "transferqueue", "torch==2.13.0", "pytest", *_OF_ROLLOUTS),
+        (VERL, "transferqueue", "torch==2.13.0", "pytest", *_OF_ROLLOUTS),
         ("transformers==5.19.0", "tensordict>=0.8"),
     )
 

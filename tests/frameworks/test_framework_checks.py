@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from tests.check_frameworks import __main__ as command
-from tests.check_frameworks import by_path, easyr1, verl
+from tests.check_frameworks import by_path, easyr1, verl, verl_own_tests
+from tests.check_frameworks.verl_own_tests import PASSED, RunOfTests
 
 VERL = [
     {"version": "0.9.1", "start_s": 20.0},
@@ -60,6 +63,36 @@ def test_what_does_not_hold_is_a_problem():
 def test_a_part_that_answers_differently_without_a_fault_is_bad():
     """One of two is not enough."""
     assert not verl.read_lines([*VERL, {"no_fault_identical": False}]).no_fault_identical
+
+
+OWN_TESTS = {
+    "tests.single_controller.test_decorator_on_cpu.test_one": PASSED,
+    "tests.single_controller.test_rayguard_presence.test_two": PASSED,
+}
+
+
+def test_verls_own_tests_are_an_answer():
+    """All pass both times: its own are counted, the one beside them is not."""
+    found = verl_own_tests.told("0.9.1", RunOfTests(OWN_TESTS, 100.0), RunOfTests(OWN_TESTS, 110.0))
+    assert found.good
+    assert found.ran.startswith("1 of its own tests")
+
+
+@pytest.mark.parametrize(
+    ("bare", "guarded"),
+    [
+        (OWN_TESTS, dict.fromkeys(OWN_TESTS, "failure: why")),
+        (dict.fromkeys(OWN_TESTS, "failure: why"),) * 2,
+        (OWN_TESTS, dict(list(OWN_TESTS.items())[:1])),
+        (dict(list(OWN_TESTS.items())[:1]),) * 2,
+        ({"all": "ended with 2"},) * 2,
+        ({}, {}),
+    ],
+    ids=["worse with it", "bad in both", "one is gone", "nobody looked at rayguard", "no report", "nothing"],
+)
+def test_verls_own_tests_that_do_not_all_pass_are_bad(bare, guarded):
+    """Also where both runs are alike: then nothing is shown."""
+    assert not verl_own_tests.told("0.9.1", RunOfTests(bare, 1.0), RunOfTests(guarded, 1.0)).good
 
 
 def test_runs_of_easyr1_are_an_answer():
