@@ -27,6 +27,7 @@ HOOKS = {
     "swift.arguments.deploy_args": "rayguard.frameworks.swift.told_port:keep",
     "swift.callbacks.mapping": "rayguard.frameworks.swift.callback:register",
     "swift.rlhf_trainers.vllm_client": "rayguard.frameworks.swift.client:guard_module",
+    "swift.trainers.patcher": "rayguard.frameworks.trl.every_trainer:add_anew",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import pickle
 import subprocess
 import sys
@@ -260,6 +261,30 @@ def test_ms_swift_makes_it_by_name_with_its_arguments_and_its_trainer(home):
     assert made.steps.skipped == 1
     register(module)
     assert module.callbacks_map["rayguard"] is type(made)
+
+
+def test_ms_swifts_trainers_begin_with_it_though_it_replaces_the_list(tmp_path):
+    """ms-swift puts a list of its own in the place of transformers' own as its trainers are imported."""
+    place = tmp_path / "swift" / "trainers"
+    place.mkdir(parents=True)
+    (place / "patcher.py").write_text(
+        "from transformers import trainer\n"
+        "class Own(trainer.DefaultFlowCallback): pass\n"
+        "trainer.DEFAULT_CALLBACKS = [Own]\n"
+    )
+    ask = (
+        "from rayguard.frameworks.startup import attach; attach(); import swift.trainers.patcher;"
+        "from transformers import trainer; print(*(one.__name__ for one in trainer.DEFAULT_CALLBACKS))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", ask],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert found.stdout.split() == ["Own", "Callback"]
 
 
 def test_the_plugin_of_ms_swift_lies_alone_in_its_folder():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from rayguard.frameworks.trl import Callback
@@ -24,3 +25,8 @@ def add_to_every_trainer(module: ModuleType) -> None:
         )
     elif Callback not in standard:
         standard.append(Callback)
+
+
+def add_anew(_patcher: ModuleType) -> None:
+    """The same, once ms-swift has put a list of its own in that one's place (``swift.trainers.patcher``)."""
+    add_to_every_trainer(import_module("transformers.trainer"))
