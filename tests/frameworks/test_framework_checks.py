@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
 
 from tests.check_frameworks import __main__ as command
-from tests.check_frameworks import by_path, easyr1, verl, verl_own_tests
+from tests.check_frameworks import by_path, easyr1, swift, verl, verl_own_tests
+from tests.check_frameworks.swift_parts.training import Trained
 from tests.check_frameworks.verl_own_tests import PASSED, RunOfTests
 
 VERL = [
@@ -117,3 +119,33 @@ def test_a_script_that_ends_without_a_word_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setattr(by_path, "ROOT", tmp_path)
     lines = by_path.lines_of(sys.executable, "script.py")
     assert [by_path.problem(one) for one in lines] == ["script.py: it ended with 3"]
+
+
+def left_by(folder, *launches):
+    """Write what launches of ms-swift leave: of each step its loss, and a checkpoint; return the run."""
+    for number, losses in enumerate(launches):
+        place = folder / f"v{number}-20260101-000000"
+        for step in losses:
+            (place / f"checkpoint-{step}").mkdir(parents=True)
+            (place / f"checkpoint-{step}" / "model.safetensors").write_text(str(losses[step]))
+        lines = [{"loss": loss, "global_step/max_steps": f"{step}/4"} for step, loss in losses.items()]
+        (place / "logging.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"train_loss": 0.5}])))
+    return Trained(0, "", 1.0, folder)
+
+
+def test_launches_of_ms_swift_are_one_run(tmp_path):
+    """The newest checkpoint is the last launch's; a step that was made twice counts as it was made last."""
+    found = left_by(tmp_path, {1: 0.1, 2: 0.2, 9: 0.9, 10: 1.0}, {10: 1.5, 11: 1.1})
+    assert [one.name for one in found.checkpoints][-3:] == ["checkpoint-10", "checkpoint-10", "checkpoint-11"]
+    assert found.curve() == [0.1, 0.2, 0.9, 1.5, 1.1]
+    assert found.weights() == b"1.1"
+
+
+def test_runs_of_ms_swift_that_differ_are_not_the_same(tmp_path):
+    """In a loss of one step, in the weights, or in how far they came."""
+    whole = {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
+    runs = [whole, whole, {**whole, 4: 0.5}, {1: 0.1}]
+    bare, same, other, short = (left_by(tmp_path / str(at), run) for at, run in enumerate(runs))
+    assert swift._same({"bare": bare, "guarded": same})
+    assert not swift._same({"bare": bare, "guarded": other})
+    assert not swift._same({"bare": short, "guarded": short})
