@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.check_frameworks.answers import FrameworkAnswer
 
-FRAMEWORKS = ("trl", "trl_served", "verl", "verl_own_tests", "easyr1", "openrlhf", "swift")
+FRAMEWORKS = ("trl", "trl_served", "verl", "verl_own_tests", "easyr1", "openrlhf", "swift", "swift_served")
 _CHECK_S = 1800
 
 

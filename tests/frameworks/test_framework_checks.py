@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from tests.check_frameworks import __main__ as command
-from tests.check_frameworks import by_path, easyr1, swift, verl, verl_own_tests
+from tests.check_frameworks import by_path, easyr1, swift, swift_served, verl, verl_own_tests
+from tests.check_frameworks.swift_parts.server import ENGINE
 from tests.check_frameworks.swift_parts.training import Trained
 from tests.check_frameworks.verl_own_tests import PASSED, RunOfTests
 
@@ -149,3 +150,26 @@ def test_runs_of_ms_swift_that_differ_are_not_the_same(tmp_path):
     assert swift._same({"bare": bare, "guarded": same})
     assert not swift._same({"bare": bare, "guarded": other})
     assert not swift._same({"bare": short, "guarded": short})
+
+
+WHOLE = [[[5, 6], [-1.0, -2.0]], [[7], [-3.0]]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "survived"),
+    [
+        (WHOLE, "", True),
+        ([[[5, 6], [-1.0, -2.000001]], [[7], [-3.0]]], "", True),
+        ([[[5, 6], [-1.0, -2.1]], [[7], [-3.0]]], "", False),
+        ([[[5, 8], [-1.0, -2.0]], [[7], [-3.0]]], "", False),
+        ([], "RuntimeError('Multiple errors')", False),
+    ],
+    ids=["the same", "to rounding", "other weights", "other tokens", "an error"],
+)
+def test_an_answer_of_a_rollout_server_is_compared_with_that_without_a_fault(answer, error, survived):
+    """Weights that were lost show in its tokens, or in their log-probabilities."""
+    bare = {"whole": WHOLE, "struck": {ENGINE: {"error": "500", "well": "ok"}}}
+    struck = {ENGINE: {"answer": answer, "error": error, "seconds": 30.0}}
+    found = swift_served._fault(ENGINE, bare, {"struck": struck, "restart_s": 60.0})
+    assert (found.survived, found.ratio_to_restart) == (survived, 0.5)
+    assert "500" in found.bare
