@@ -16,6 +16,7 @@ from typing import IO
 
 UNKNOWN, NOBODY_KNOWS = "", "?"
 _EVERY_S = 1.0
+_TRIES = 3
 
 
 class ActorFate:
@@ -47,11 +48,15 @@ class ActorFate:
 def _main(gcs_address: str, actor_id: str) -> None:
     from rayguard.ray_internals.gcs_tables import actor_row_there  # noqa: PLC0415 - imports Ray, which takes a second
 
+    failures = 0
     while True:
-        row = None
-        with contextlib.suppress(Exception):  # a control process that does not answer: nobody knows
+        try:
             row = actor_row_there(gcs_address, actor_id)
-        print(NOBODY_KNOWS if row is None else row.state, flush=True)  # noqa: T201 - it is asked for
+            failures = 0
+        except Exception:  # noqa: BLE001 - whatever Ray's client raises
+            row, failures = None, failures + 1
+        if not 0 < failures < _TRIES:  # a control process that is busy just now
+            print(NOBODY_KNOWS if row is None else row.state, flush=True)  # noqa: T201 - it is asked for
         if select.select([sys.stdin], [], [], _EVERY_S)[0]:
             return  # closed: whoever asked has ended, or knows enough
 

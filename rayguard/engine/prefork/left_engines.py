@@ -11,6 +11,7 @@ import json
 import os
 import select
 import socket
+import threading
 import time
 from multiprocessing import reduction
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from rayguard.process.tree import descendants, end
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_EXITING_S = 0.5
 _NOTICE_S = 2.0
 _LOOK_S = 0.1
 _ANSWER_S = 5.0
@@ -42,6 +44,8 @@ class Owners:
         Engines of an owner that lives are ended at once: it has let go of them.
         """
         owner, began = owner_of(self._mark), time.monotonic()
+        while owner is not None and owner.alive() and time.monotonic() - began < _EXITING_S:
+            threading.Event().wait(_EXITING_S / 10)  # a process that dies closes its files before it is dead
         if owner is None or owner.alive():
             end(descendants(ProcessId.me()), polite_s=0.0)
             return None

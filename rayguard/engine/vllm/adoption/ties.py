@@ -118,7 +118,7 @@ class Ties:
             if left.gcs_address and left.actor_id:
                 with contextlib.suppress(OSError):
                     fate = ActorFate(left.gcs_address, left.actor_id)
-            began = time.monotonic()
+            began, state = time.monotonic(), UNKNOWN
             while True:
                 with self._turn:
                     if self._turn.wait_for(lambda: not self._waiting, _LOOK_S):
@@ -127,7 +127,9 @@ class Ties:
                 state = NOBODY_KNOWS if fate is None else fate.state
                 if now is None or time.monotonic() - began > _limit_s(now, state):
                     break
-            _log.warning("rayguard: this engine ends: its actor is dead, and nobody took it over")
+            said = "its lease was taken away" if now is None else f"Ray says of it: {state or 'nothing'}"
+            waited_s = time.monotonic() - began
+            _log.warning("rayguard: this engine ends, %.1f s after its actor's death: %s", waited_s, said)
         finally:
             if fate is not None:
                 fate.close()
