@@ -49,6 +49,7 @@ class EngineLease:
     keep_s: float  # how long it waits for an heir
     gcs_address: str = ""
     prefork: str = ""  # where the server listens from which it was forked
+    raylet: ProcessId | None = None  # without it Ray starts nothing on this node
     wanted_by: ProcessId | None = None
     world: str = ""
 
@@ -66,6 +67,7 @@ class EngineLease:
             "ready": base64.b64encode(self.ready).decode(),
             "keep_s": self.keep_s,
             "wanted_by": "" if self.wanted_by is None else owner_mark(self.wanted_by),
+            "raylet": "" if self.raylet is None else owner_mark(self.raylet),
             "world": world(),
         }
         path = path_of(home, self.core)
@@ -144,6 +146,7 @@ def _read(path: Path) -> EngineLease | None:
             gcs_address=str(data["gcs_address"]),
             prefork=str(data["prefork"]),
             wanted_by=owner_of(data["wanted_by"]),
+            raylet=owner_of(data["raylet"]),
             world=str(data["world"]),
         )
     except (OSError, ValueError, KeyError, TypeError):  # gone, or torn

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import os
 import threading
 import weakref
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayguard.engine.adoption import heirs
@@ -14,8 +17,6 @@ from rayguard.harmless import harmless
 from rayguard.process.identity import ProcessId
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rayguard.engine.context import Surroundings
     from rayguard.engine.protocol import Engine
 
@@ -82,6 +83,7 @@ class OwnLeases:
                 keep_s=self._keep_s,
                 gcs_address=self._gcs_address,
                 prefork=prefork,
+                raylet=_raylet(),
             ).write(self.home)
             self._held.add(facts.core)
 
@@ -90,6 +92,15 @@ class OwnLeases:
         with harmless("adoption"), self._lock:
             while self._held:
                 remove(self.home, self._held.pop())
+
+
+def _raylet() -> ProcessId | None:
+    """Return the process that started this one where it is Ray's own on this node."""
+    parent = ProcessId.of(os.getppid())
+    with contextlib.suppress(OSError):
+        program = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().partition(b"\0")[0]
+        return parent if program.endswith(b"/raylet") else None
+    return None
 
 
 def revoke_all() -> None:

@@ -300,10 +300,10 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_an_engine_ends_with_its_job(how, model, cluster, tmp_path):
-    """The driver's end is the end of the actor for good: nobody is waited for."""
-    address = cluster.address_info["gcs_address"]
+@pytest.mark.parametrize("ends", ["job, killed", "job", "cluster"])
+def test_an_engine_ends_with_its_job(ends, model, cluster, tmp_path):
+    """The driver's end is the end of the actor for good: nobody is waited for. So is that of a cluster of its own."""
+    address = "local" if ends == "cluster" else cluster.address_info["gcs_address"]
     source = DRIVER.format(paths=[p for p in PATHS if p], address=address, model=model, folder=str(tmp_path))
     driver = subprocess.Popen(
         [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -312,7 +312,7 @@ def test_an_engine_ends_with_its_job(how, model, cluster, tmp_path):
         assert driver.stdout is not None
         core = ProcessId.of(int(driver.stdout.readline()))
         assert core is not None
-        driver.send_signal(how)
+        driver.send_signal(signal.SIGKILL if ends == "job, killed" else signal.SIGINT)
         assert gone(core, LOADED * ENDED_S)
     finally:
         driver.kill()

@@ -147,6 +147,8 @@ class Ties:
 
 def _limit_s(left: EngineLease, state: str) -> float:
     """Return how long an engine waits whose actor is in ``state``, as Ray names it."""
+    if left.raylet is not None and not left.raylet.alive():
+        return 0.0
     if left.wanted_by is not None and left.wanted_by.alive():
         return max(HEIR_S, left.keep_s)
     if state == UNKNOWN:
