@@ -1,4 +1,4 @@
-"""Which engine a new life of an actor may go on with: found by its lease, waited for, or ended.
+"""Which engine a new life of an actor may go on with: found by its lease, or ended.
 
 An engine of the actor's last life that cannot be gone on with is ended before another one is built: two do
 not fit on one device. So is one of another actor that waits on the devices which this process was given.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-import time
 from typing import TYPE_CHECKING
 
 from rayguard.engine.adoption import lease as leases
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from rayguard.engine.adoption.lease import EngineLease
 
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-HANDED_OVER_S = 10.0  # for another actor to put down what it serves with: its requests go elsewhere at once
-_LOOK_S = 0.02
 _FORCE_S = 5.0
 _log = logging.getLogger("rayguard")
 
@@ -35,9 +31,11 @@ def inherited(home: Path, actor_id: str, applied: tuple[str, ...]) -> EngineLeas
         found: EngineLease | None = None
         for one in list(leases.leases(home)):
             if not actor_id or one.actor_id != actor_id:
-                if is_free(one) and one.devices and one.devices == devices():
+                if is_free(one) and not one.awaited() and one.devices and one.devices == devices():
                     end_engine(home, one, "its device was given to another actor")
                 continue
+            if not is_free(one):
+                continue  # a life that Ray has given up, and that is not proved to be dead
             if found is not None:
                 end_engine(home, found, "there is a newer one")
             found = one
@@ -46,7 +44,7 @@ def inherited(home: Path, actor_id: str, applied: tuple[str, ...]) -> EngineLeas
         if found.applied != applied or found.devices != devices():
             end_engine(home, found, "it has other settings or another device than this life of its actor")
             return None
-        return _put_down(home, found)
+        return found
     return None
 
 
@@ -56,23 +54,8 @@ def devices() -> str:
 
 
 def is_free(one: EngineLease) -> bool:
-    """Say whether nobody serves with it."""
-    return one.owner == one.core or not one.owner.alive()
-
-
-def _put_down(home: Path, one: EngineLease) -> EngineLease | None:
-    """Wait until nobody serves with it; then nobody else may take it."""
-    until = time.monotonic() + HANDED_OVER_S
-    now: EngineLease | None = one
-    while now is not None and now.usable():
-        if is_free(now):
-            return now
-        if time.monotonic() > until:
-            end_engine(home, now, "who served with it has not put it down")
-            return None
-        threading.Event().wait(_LOOK_S)
-        now = leases.read(home, one.core)
-    return None
+    """Say whether its owner is dead."""
+    return not one.owner.alive()
 
 
 def end_engine(home: Path, one: EngineLease, why: str) -> None:

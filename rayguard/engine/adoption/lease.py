@@ -77,6 +77,10 @@ class EngineLease:
         """Take it away: nobody may adopt the engine, and it ends with its owner."""
         remove(home, self.core)
 
+    def awaited(self) -> bool:
+        """Say whether an heir has come, and will take it over."""
+        return self.wanted_by is not None and self.wanted_by.alive()
+
     def usable(self) -> bool:
         """Say whether its pids mean something here and its core runs; a stopped one does not."""
         return bool(self.world) and self.world == world() and self.core.state() not in {"", "Z", "X", "x"}

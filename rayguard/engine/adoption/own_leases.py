@@ -38,13 +38,10 @@ class OwnLeases:
         return self._around.home()
 
     def expected(self) -> EngineLease | None:
-        """Return the engine that the actor's last life left, if there is one, and have it wait for this life.
-
-        Somebody may serve with it: it is put down when that is seen.
-        """
+        """Return the engine that the actor's last life left, if any, and have it wait for this life."""
         with harmless("adoption"):
             for one in leases(self.home):
-                if one.actor_id == self._around.actor_id and one.owner != ProcessId.me():
+                if one.actor_id == self._around.actor_id and heirs.is_free(one):
                     wanted = replace(one, wanted_by=ProcessId.me())
                     wanted.write(self.home)
                     return wanted

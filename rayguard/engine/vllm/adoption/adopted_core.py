@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from multiprocessing import connection
 from typing import TYPE_CHECKING
@@ -45,12 +44,6 @@ class AdoptedCore:
         """Say whether it runs."""
         return self.process.alive()
 
-    def close(self) -> None:
-        """Let go of what tells its end."""
-        if self.sentinel >= 0:
-            os.close(self.sentinel)
-            self.sentinel = -1
-
 
 class AdoptedCores:
     """In place of vLLM's ``CoreEngineProcManager``."""
@@ -65,11 +58,6 @@ class AdoptedCores:
         """End them, politely for ``timeout`` seconds."""
         self._stopped.set()
         end([one.process for one in self.processes], polite_s=timeout or 0.0, mark=self._mark)
-
-    def put_down(self) -> None:
-        """Look after them no more, and let them live."""
-        self._stopped.set()
-        self.processes = []
 
     def monitor_engine_liveness(self) -> None:
         """Return when one of them is dead; blocks."""

@@ -1,7 +1,7 @@
 """The engine core's part of a take-over: put down what ran, belong to the heir, say what it holds.
 
-``rayguard_take_over`` and ``rayguard_let_go`` are methods that a client calls as vLLM's own utilities. What
-the core was asked to do since it was built is noted: one that is no longer as it was built is not taken over.
+``rayguard_take_over`` is a method that a client calls as one of vLLM's own utilities. What the core was asked
+to do since it was built is noted: one that is no longer as it was built is not taken over.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 
     from rayguard.engine.vllm.adoption.interfaces import OwnCore
 
-TAKE_OVER, LET_GO = "rayguard_take_over", "rayguard_let_go"
+TAKE_OVER = "rayguard_take_over"
 _log = logging.getLogger("rayguard")
 # Calls that leave an engine as it is, but for what a take-over puts right. Of others nobody knows.
 _HARMLESS = frozenset(
     {
         TAKE_OVER,
-        LET_GO,
         "get_supported_tasks",
         "get_weight_version",
         "set_weight_version",  # says what a push of ours has proved
@@ -53,7 +52,6 @@ def install() -> bool:
             return False
         wrap(EngineCoreProc, "_handle_client_request", _noting)
         setattr(EngineCoreProc, TAKE_OVER, _take_over)
-        setattr(EngineCoreProc, LET_GO, _let_go)
         return True
     return False
 
@@ -92,11 +90,3 @@ def _take_over(core: OwnCore, mark: str, directory: str) -> Mapping[str, object]
     records.move(directory)
     core.collective_rpc(MOVE_RECORDS, None, (directory,), None)
     return {"aborted": len(aborted), "receipts": core.collective_rpc(ASK, None, (), None)}
-
-
-def _let_go(core: OwnCore) -> int:
-    """Wait for another heir from now on; return how many requests were put down."""
-    aborted = list(core.scheduler.requests)
-    core.abort_requests(aborted)
-    ties.here().let_go()
-    return len(aborted)

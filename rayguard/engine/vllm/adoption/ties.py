@@ -94,11 +94,6 @@ class Ties:
             self._watch(owner)
             self._turn.notify_all()
 
-    def let_go(self) -> None:
-        """Wait for an heir from now on: the owner lives, and has put the engine down."""
-        self._deaths.unwatch(self._owner)
-        self._owner_died(self._owner)
-
     def _owner_died(self, owner: ProcessId) -> None:
         left = leases.read(home(), ProcessId.me())
         if left is None or _memory_is_short():
@@ -149,7 +144,7 @@ def _limit_s(left: EngineLease, state: str) -> float:
     """Return how long an engine waits whose actor is in ``state``, as Ray names it."""
     if left.raylet is not None and not left.raylet.alive():
         return 0.0
-    if left.wanted_by is not None and left.wanted_by.alive():
+    if left.awaited():
         return max(HEIR_S, left.keep_s)
     if state == UNKNOWN:
         return ASKED_S
