@@ -1,1 +1,0 @@
-"""What the death of an actor costs, with its engine adopted and without."""
