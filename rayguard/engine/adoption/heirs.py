@@ -61,7 +61,7 @@ def is_free(one: EngineLease) -> bool:
 def end_engine(home: Path, one: EngineLease, why: str) -> None:
     """End an engine that its owner left, and wait for its memory."""
     _log.warning("rayguard: the engine %d that was left by a dead actor is ended: %s", one.core.pid, why)
-    one.remove(home)
+    leases.remove(home, one.core)
     processes = (one.core, *descendants(one.core))
     left = end(processes, polite_s=0.0, force_s=_FORCE_S)
     wait_for_memory([process.pid for process in processes])

@@ -39,7 +39,7 @@ class EngineLease:
 
     core: ProcessId
     owner: ProcessId
-    actor_id: str  # whose engine it is; not of an actor that only serves with it for a while
+    actor_id: str
     arguments: str
     applied: tuple[str, ...]
     devices: str
@@ -73,10 +73,6 @@ class EngineLease:
         path = path_of(home, self.core)
         replace_file(path.parent, path.name, json.dumps(values).encode())
 
-    def remove(self, home: Path) -> None:
-        """Take it away: nobody may adopt the engine, and it ends with its owner."""
-        remove(home, self.core)
-
     def awaited(self) -> bool:
         """Say whether an heir has come, and will take it over."""
         return self.wanted_by is not None and self.wanted_by.alive()
@@ -97,7 +93,7 @@ def read(home: Path, core: ProcessId) -> EngineLease | None:
 
 
 def remove(home: Path, core: ProcessId) -> None:
-    """Take away the lease of an engine; nothing where there is none. Raises ``OSError``."""
+    """Take away the lease of an engine, which then ends with its owner. Raises ``OSError``."""
     path = path_of(home, core)
     with (
         contextlib.suppress(FileNotFoundError),

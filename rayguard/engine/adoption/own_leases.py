@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 class OwnLeases:
     """Of one engine slot. Every method may be called from any thread, and none raises."""
 
-    def __init__(self, keep_s: float, around: Surroundings, gcs_address: str) -> None:
+    def __init__(self, keep_s: float, around: Surroundings) -> None:
         self._keep_s = keep_s
         self._around = around
-        self._gcs_address = gcs_address
         self._lock = threading.Lock()
         self._held: set[ProcessId] = set()
         _all.add(self)
@@ -78,7 +77,7 @@ class OwnLeases:
                 output_address=facts.output_address,
                 ready=facts.ready,
                 keep_s=self._keep_s,
-                gcs_address=self._gcs_address,
+                gcs_address=self._around.gcs_address,
                 prefork=prefork,
                 raylet=_raylet(),
             ).write(self.home)

@@ -102,7 +102,7 @@ def _leases(policy: GuardPolicy, around: Surroundings) -> OwnLeases | None:
     """Return where engines are kept for heirs; None where nobody could adopt one: outside of actors."""
     if not policy.adopt_within_s or not around.actor_id:
         return None
-    return OwnLeases(policy.adopt_within_s, around, around.gcs_address)
+    return OwnLeases(policy.adopt_within_s, around)
 
 
 def _server(policy: GuardPolicy, leases: OwnLeases | None) -> PreforkServer | None:
