@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rayguard.pool.values.policy import PoolPolicy
     from rayguard.pool.values.result import Batch, Generation, Sample
     from rayguard.preflight_checks.report import preflight
+    from rayguard.preloading.runtime_env import preloaded
     from rayguard.recovery.budget import RestartBudget
     from rayguard.recovery.incident import Incident
     from rayguard.recovery.incident_search import incident_of
@@ -99,6 +100,7 @@ _HOME = {
     "method": "actors.guard.guard",
     "object_scope": "objects.scope",
     "preflight": "preflight_checks.report",
+    "preloaded": "preloading.runtime_env",
     "serve_metrics": "metrics.exporter",
     "split_batch": "batching.chunks",
 }
@@ -151,6 +153,7 @@ __all__ = [
     "method",
     "object_scope",
     "preflight",
+    "preloaded",
     "serve_metrics",
     "split_batch",
 ]

@@ -2,8 +2,9 @@
 
 Ray 2.60 starts Python, imports itself, sets the variables of the runtime environment, and starts Python again,
 which imports all that a second time. This does the first part without that import; where a cluster's variable
-``FORKED`` says which modules its workers need beside Ray, they are forked from one process that has them
-(``worker_fork``, which says for which tests that is not).
+``FORKED`` says which modules its workers need beside Ray, they are forked from one process that has them, as
+``rayguard.preloaded`` does. Not for tests of the agent, of memory or of the heap: forked workers share pages, the
+seed of hashes and the layout of memory, and have modules that the collector does not see.
 What it does not know it leaves to Ray's own. Loads as little as it can.
 """
 
@@ -49,9 +50,9 @@ def main() -> None:
         os.execv(sys.executable, [sys.executable, own, *sys.argv[1:]])
     os.environ.update(variables)
     if FORKED in os.environ and python == sys.executable:
-        import worker_fork
+        from rayguard.preloading.start import forked
 
-        if worker_fork.forked(rest):
+        if forked([name for name in os.environ[FORKED].split(",") if name], rest):
             return
     os.execvp(python, [python, *rest])
 

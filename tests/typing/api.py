@@ -52,6 +52,7 @@ from rayguard import (
     method,
     object_scope,
     preflight,
+    preloaded,
     serve_metrics,
     split_batch,
 )
@@ -177,6 +178,7 @@ chunks: BatchChunks = split_batch({"response_mask": [[1], [1], [1]]}, world=2, e
 chunk: BatchChunk = chunks[0]
 weight: float = chunk.weight("response_mask")
 fits: bool = bool(preflight(prompts=512, gpus=6))
+workers: dict[str, object] = preloaded("vllm", runtime_env={"env_vars": {"A": "b"}})
 where: str = NumericError("lm_head", "logit", 0, 1, 2, None).tensor
 guard_of: type[NumericGuard] = NumericGuard
 alarms: TrainingAlarms = TrainingAlarms(patience=3, only=("kl_blow_up",), on_alarm=print)

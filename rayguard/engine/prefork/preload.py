@@ -105,7 +105,7 @@ def preload(modules: Iterable[str], read: set[str]) -> str:
             fork_workers()
     gc.collect()
     gc.freeze()  # else each child's first collection touches, and so copies, every page
-    return _unfit_to_fork() or _unfit_when_forked()
+    return unfit()
 
 
 @contextlib.contextmanager
@@ -155,6 +155,11 @@ def _import_worker() -> None:
         importlib.import_module("vllm.v1.worker.cpu_worker")
     elif current_platform.is_cuda_alike():
         importlib.import_module("vllm.v1.worker.gpu_worker")
+
+
+def unfit() -> str:
+    """Return why this process, with what it has imported, must not be forked, or an empty string."""
+    return _unfit_to_fork() or _unfit_when_forked()
 
 
 def _unfit_to_fork() -> str:

@@ -1,0 +1,161 @@
+"""The process that has the imports, and forks Ray's workers from itself.
+
+``python -m rayguard.preloading.server DOOR MODULES WORKER``: the listening socket, names with commas, the
+path of Ray's own program for workers. It ends with its raylet, and a minute after its last worker. One that
+must not fork says so to each who asks, and has given its memory back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from rayguard.preloading import order
+from rayguard.preloading.sibling import sibling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_IDLE_S = 60.0
+_LOOK_S = 5.0
+_REFUSES = "-"
+_THREADS = "OMP_NUM_THREADS"  # Ray sets it in an actor, too late for what is imported already
+
+
+class ForkServer:
+    """Answers at the door. ``unfit``: it must not fork."""
+
+    def __init__(self, door: socket.socket, *, unfit: bool) -> None:
+        self._door, self._unfit = door, unfit
+        self._raylet = os.pidfd_open(int(os.environ[order.RAYLET]))
+        self._workers: list[int] = []  # pidfds
+        self._needed = time.monotonic()
+
+    def serve(self) -> order.WorkerOrder | None:
+        """Return in the worker what it is to be, in this process None when nobody needs it any more."""
+        while time.monotonic() - self._needed < _IDLE_S:
+            watched = [self._door.fileno(), self._raylet, *self._workers]
+            ready = select.select(watched, [], [], _LOOK_S)[0]
+            if self._raylet in ready:
+                break
+            for worker in set(ready) & set(self._workers):
+                self._workers.remove(worker)
+                os.close(worker)
+            if self._workers:
+                self._needed = time.monotonic()
+            if self._door.fileno() in ready:
+                self._needed = time.monotonic()
+                with contextlib.suppress(OSError, ValueError):  # who asked is gone, or is nobody of ours
+                    if (found := self.asked()) is not None:
+                        return found
+        return None
+
+    def asked(self) -> order.WorkerOrder | None:
+        """Answer one who asks; return in the worker what it is to be. Raises ``OSError``, ``ValueError``."""
+        asked, _ = self._door.accept()
+        with asked:
+            asked.settimeout(order.ANSWER_S)
+            if not order.same_user(asked):
+                return None
+            asked.sendall(order.REFUSED if self._unfit else order.READY)
+            ordered = None if self._unfit else order.receive(asked)
+            if ordered is None:
+                return None
+            pid = sibling()
+            if pid:
+                with contextlib.suppress(ProcessLookupError):  # who asked was gone, and so it has ended
+                    self._workers.append(os.pidfd_open(pid))
+                return None
+            try:
+                self._close()
+                asked.sendall(order.FORKED)
+                told = asked.recv(1)
+            except OSError:
+                told = b""
+            if told != order.GO:
+                os._exit(0)  # who asked has given up: it starts the worker itself
+            return ordered
+
+    def _close(self) -> None:
+        """Put down in a worker what is the server's."""
+        self._door.close()
+        for one in (self._raylet, *self._workers):
+            os.close(one)
+
+
+def prepare(names: Sequence[str]) -> str:
+    """Import what workers need; return why they cannot be forked, or an empty string."""
+    from rayguard.engine.prefork import preload  # noqa: PLC0415 - not where it refuses
+    from rayguard.ray_internals import forked_worker  # noqa: PLC0415 - likewise
+
+    try:
+        with preload.without_collections(), _without_pools():
+            forked_worker.prepare()
+            for name in names:
+                importlib.import_module(name)
+    except BaseException as error:  # noqa: BLE001 - whatever an import raises: workers start all the same
+        return f"{type(error).__name__}: {error}"
+    gc.collect()
+    gc.freeze()  # else each worker's first collection touches, and so copies, every page
+    return preload.unfit()
+
+
+@contextlib.contextmanager
+def _without_pools() -> Iterator[None]:
+    """Import inside: libraries that make a thread for each core of the machine make none, as in an actor."""
+    if _THREADS in os.environ:
+        yield
+        return
+    os.environ[_THREADS] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_THREADS, None)
+
+
+def main() -> None:
+    """Fork what is asked for."""
+    door, names, worker = socket.socket(fileno=int(sys.argv[1])), sys.argv[2], sys.argv[3]
+    sys.path[0] = os.path.dirname(worker)  # noqa: PTH120 - as it would be in a worker
+    if names != _REFUSES and (why := prepare(names.split(","))):
+        print(f"rayguard: workers are started one by one: {why}", file=sys.stderr, flush=True)  # noqa: T201
+        os.set_inheritable(door.fileno(), True)  # noqa: FBT003 - Python's
+        command = ["-m", "rayguard.preloading.server", str(door.fileno()), _REFUSES, worker]
+        os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - no shell is needed
+    try:
+        ordered = ForkServer(door, unfit=names == _REFUSES).serve()
+    except BaseException as error:  # noqa: BLE001 - a worker must never go on as a second server
+        print(f"rayguard: what forks workers ends: {error!r}", file=sys.stderr, flush=True)  # noqa: T201
+        os._exit(1)
+    if ordered is None:
+        os._exit(0)  # not at leisure: to take torch apart takes a second
+    _become(ordered)
+
+
+def _become(ordered: order.WorkerOrder) -> None:
+    """Be the worker, for good."""
+    from rayguard.engine.prefork.child import fit_threads  # noqa: PLC0415 - it is imported by now
+    from rayguard.ray_internals import forked_worker  # noqa: PLC0415 - likewise
+
+    if ordered.job:
+        os.environ[order.JOB] = ordered.job
+    else:
+        os.environ.pop(order.JOB, None)
+    if ordered.leads:
+        os.setpgid(0, 0)
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file, contextlib.suppress(OSError):  # noqa: PTH123
+        file.write(ordered.oom_score)
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()  # ``random`` does so by itself; all workers would draw the same
+    forked_worker.run(ordered.arguments, fit_threads)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the death of an actor costs, with its engine adopted and without."""
