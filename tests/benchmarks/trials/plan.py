@@ -41,6 +41,9 @@ class Fault(str, Enum):
     KILL_RANK = "kill_rank"  # of two
     OWN_PUSH_KILL_CORE = "own_push_kill_core"  # after weights that the user's own code pushed
     OWN_PUSH_KILL_ACTOR = "own_push_kill_actor"
+    HEIR_KILL_ACTOR = "kill_actor_preloaded"  # its next life begins with its imports done
+    SERVER_KILL_ACTOR = "kill_server_and_actor"  # the process that forked its engine, and the actor
+    WAITING_KILL_ACTOR = "kill_actor_then_core"  # the engine's core while it waits for the next life
     KILL_OWNER = "kill_owner"  # of the pool: an actor, with which its engines die
 
     @property
@@ -77,6 +80,7 @@ class Place(str, Enum):
     ADAPTERS = "adapters"  # the engine takes LoRA adapters
     RANKS = "ranks"  # the engine has two
     OWN_PUSHES = "own_pushes"  # weights come by the user's own code, not from a source
+    HEIRS = "heirs"  # workers are forked with their imports done
     OWNER = "owner"  # of an actor that can be killed
 
     @property
@@ -97,6 +101,7 @@ _ELSEWHERE = {
     Place.ADAPTERS: (Fault.KILL_ADAPTERS,),
     Place.RANKS: (Fault.KILL_RANK,),
     Place.OWN_PUSHES: (Fault.OWN_PUSH_KILL_CORE, Fault.OWN_PUSH_KILL_ACTOR),
+    Place.HEIRS: (Fault.HEIR_KILL_ACTOR, Fault.SERVER_KILL_ACTOR, Fault.WAITING_KILL_ACTOR),
     Place.OWNER: (Fault.KILL_OWNER,),
 }
 _PLACE_OF = {fault: place for place, faults in _ELSEWHERE.items() for fault in faults}
@@ -119,9 +124,10 @@ DRAWN = {
 }
 SHARES = {  # of all trials; the others are held on the plain pool
     Place.STANDBY: 1 / 5,
-    Place.ADAPTERS: 1 / 15,
+    Place.ADAPTERS: 1 / 20,
     Place.RANKS: 1 / 15,
     Place.OWN_PUSHES: 1 / 15,
+    Place.HEIRS: 2 / 25,
     Place.OWNER: 1 / 15,
 }
 APIS = ("generate", "as_completed", "submit")

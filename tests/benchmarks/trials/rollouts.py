@@ -64,6 +64,7 @@ class Rollout(rayguard.RolloutMixin):
     """What a user writes, with a fuse and a witness in its engine's scheduler."""
 
     MORE: ClassVar[Mapping[str, Any]] = {}  # of vLLM's arguments
+    OPTIONS: ClassVar[Mapping[str, Any]] = {}  # of Ray's
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -201,12 +202,20 @@ class OwnPushRollout(Rollout):
         await engine.update_weight_version(version)
 
 
+@rayguard.guard(policy=guard_policy("process"))
+class HeirRollout(Rollout):
+    """Its workers are forked with vLLM imported, so that it is back as its engine waits."""
+
+    OPTIONS: ClassVar = {"runtime_env": rayguard.preloaded("vllm")}
+
+
 ROLLOUTS = {
     Place.PLAIN: ColdRollout,
     Place.STANDBY: StandbyRollout,
     Place.ADAPTERS: AdapterRollout,
     Place.RANKS: RanksRollout,
     Place.OWN_PUSHES: OwnPushRollout,
+    Place.HEIRS: HeirRollout,
 }
 
 

@@ -166,7 +166,7 @@ def a_pool(folder: Path, engines: int, kind: type[Rollout]) -> Iterator[rayguard
     """Make a pool and end it; returns when all engines serve."""
     policy = rayguard.PoolPolicy(progress=False)
     with rayguard.RolloutPool(
-        kind, str(folder), engines=engines, options={"num_cpus": 0}, policy=policy
+        kind, str(folder), engines=engines, options={"num_cpus": 0, **kind.OPTIONS}, policy=policy
     ) as pool:
         pool.wait_ready(timeout_s=START_S)
         yield pool

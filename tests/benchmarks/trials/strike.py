@@ -6,6 +6,7 @@ and a blow right behind a bunch would find nothing left to lose. What a user doe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -18,7 +19,7 @@ import psutil
 import ray
 
 from rayguard.errors import RayguardError
-from rayguard.process.identity import ProcessId
+from rayguard.process.identity import ProcessId, owned_by, owner_mark
 from tests.benchmarks.trials.plan import Fault, Trial
 from tests.benchmarks.trials.rollouts import fuse_of, witnesses
 from tests.benchmarks.trials.witness import CoreWitness, name_of
@@ -157,6 +158,9 @@ def _hit(fault: Fault, target: Target, blow: Blow) -> None:
     elif fault in {Fault.KILL_WORKER, Fault.STOP_WORKER, Fault.KILL_RANK}:
         process = target.worker
     death = os.pidfd_open(process.pid)
+    if fault is Fault.SERVER_KILL_ACTOR:
+        for server in _servers_of(target.actor):
+            server.kill()
     blow.begin(process.pid)
     sign = signal.SIGTERM if fault is Fault.TERM_CORE else signal.SIGKILL
     process.send_signal(signal.SIGSTOP if fault.stops else sign)
@@ -164,7 +168,20 @@ def _hit(fault: Fault, target: Target, blow: Blow) -> None:
         blow.seen = target.witness.read(target.seen)
     if not fault.stops and select.select([death], [], [], _DEATH_S)[0]:
         blow.died_s = time.monotonic() - blow.at
+        if fault is Fault.WAITING_KILL_ACTOR:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may end, where it cannot wait
+                target.core.kill()
     os.close(death)
+
+
+def _servers_of(actor: psutil.Process) -> list[psutil.Process]:
+    """Return the processes that fork an actor's engines."""
+    owner = ProcessId.of(actor.pid)
+    assert owner is not None
+    servers = (one for one in psutil.process_iter() if "rayguard::prefork" in " ".join(one.cmdline()))
+    found = [one for one in servers if owned_by(ProcessId.of(one.pid) or owner, owner_mark(owner))]
+    assert found, "no server is the actor's"
+    return found
 
 
 class _Push(threading.Thread):
