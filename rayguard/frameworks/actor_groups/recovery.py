@@ -250,12 +250,14 @@ class GroupRecovery:
         import ray  # noqa: PLC0415 - only where a group was made
 
         bare_of(ray)(told, timeout=policy.rebuild_s)
+        with group.lock:
+            _begin_now(group.record.calls)
 
     def _told(self, call: SentCall) -> list[object]:
         """Make a call again; return the references that nobody else waits for."""
         group = self._group
         answers: list[object] = []
-        call.times, call.epoch = call.times + 1, group.epoch
+        call.times, call.epoch, call.began = call.times + 1, group.epoch, time.monotonic()
         for part in call.parts:
             args, kwargs = part.kept.read()
             handle = group.ranks.handles[part.rank]
@@ -267,6 +269,14 @@ class GroupRecovery:
             else:
                 part.again = again
         return answers
+
+
+def _begin_now(calls: Sequence[SentCall]) -> None:
+    """Take note that all before the calls at the end that are not answered has been made again."""
+    for call in reversed(calls):
+        if call.is_answered:
+            return
+        call.began = time.monotonic()
 
 
 def _left(until: float | None, most_s: float) -> float:

@@ -78,7 +78,8 @@ class SentPart:
 class SentCall:
     """One call of a group. ``times``: how often it was made; ``epoch``: of the ranks that have it.
 
-    ``took_s``: from its sending until its caller had all answers. ``whole``: all its parts were sent.
+    ``took_s``: from its sending until its caller had all answers; where ranks died in between, as it was made
+    again, without what making them took. ``whole``: all its parts were sent.
     """
 
     name: str

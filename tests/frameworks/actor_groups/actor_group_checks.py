@@ -16,10 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from rayguard.frameworks.actor_groups import openrlhf, watched_get
+from rayguard.frameworks.actor_groups.names import KEPT
 from rayguard.frameworks.worker_groups.policy import GroupPolicy
 from rayguard.recovery.journal import default_journal
 
 QUICK = GroupPolicy(rebuild_s=120.0)
+RELOAD_S = 3.0  # what a rank takes for ``reload_states``
 _GET_S = 180.0
 
 
@@ -128,6 +130,11 @@ def rank_class(launcher):  # noqa: C901 - all within one, as it is sent to the r
             self.strike("fit")
             self.buffer.clear()
             return {"losses": found}
+
+        def reload_states(self):
+            import threading
+
+            threading.Event().wait(RELOAD_S)
 
         def forward(self, number):
             self.strike("forward")
@@ -301,6 +308,22 @@ def check_references_that_were_under_way(launcher, ray, folder, **of):
         assert run.get(after) == [[[*now[0], 7.0]], [[*now[1], 8.0]]], "as it stood in the row"
         assert not list(folder.glob("forward-*"))
         assert incidents()[-1].outcome.value == "recovered"
+
+
+def check_that_a_recovery_is_no_update(launcher, ray, folder):
+    """What new ranks took to make, and what was made again before, is not added to the update that died."""
+    with run_of(launcher, ray, folder) as run:
+        record = vars(run.group)[KEPT].group.record
+        run.get(run.group.async_run_method("reload_states"))
+        run.step((1.0, 2.0))
+        before_s = record.took_s
+        assert before_s >= RELOAD_S
+        run.strike("fit", 1)
+        run.step((3.0, -1.0))
+        assert incidents()[-1].outcome.value == "recovered"
+        assert incidents()[-1].recover_s > RELOAD_S, "what came before was made again"
+        assert not record.doubt
+        assert record.took_s - before_s < RELOAD_S / 2
 
 
 def failed_with(run, why, method="get_checkpoint_states"):

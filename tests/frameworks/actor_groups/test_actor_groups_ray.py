@@ -53,6 +53,11 @@ def test_updates_that_are_too_many(ray, tmp_path):
     checks.check_updates_that_are_too_many(small_launcher, ray, tmp_path)
 
 
+def test_a_recovery_is_no_update(ray, tmp_path):
+    """The updates' time is theirs alone: a group that was brought back is not given up the sooner for it."""
+    checks.check_that_a_recovery_is_no_update(small_launcher, ray, tmp_path)
+
+
 def test_ranks_that_do_not_come_back(ray, tmp_path):
     """As bare, and said so."""
     checks.check_ranks_that_do_not_come_back(small_launcher, ray, tmp_path)
