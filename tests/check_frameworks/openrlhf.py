@@ -49,22 +49,27 @@ def checks() -> FrameworkAnswer:
         "RolloutRayActor with vLLM on the CPU, and ActorPPOTrainer.broadcast_to_vllm, its tensors by way of the "
         "group's store in NCCL's place; RayActorGroup with small ranks over gloo"
     )
-    try:
-        groups = _groups()
-        bare, guarded = _job({}), _job(_WITH)
-    except Exception:
-        return FrameworkAnswer(version("openrlhf"), ran, problems=[traceback.format_exc(limit=-3)])
-    same = ("base", "push", "pushed", "whole")
-    identical = all(bare[step] == guarded[step] for step in same) and bare["base"] != bare["pushed"]
-    identical &= any(line.get("no_fault_identical") for line in groups)
-    faults = [one(bare, guarded) for one in (_core_killed, _next_push, _killed_in_a_push)]
-    faults += [fault_of(line) for line in groups if "fault" in line]
-    problems = [*_actor_killed(bare, guarded), *(problem(line) for line in groups if is_bad(line))]
+    identical, faults, problems = True, [], []
+    for part in (_engines, _groups):
+        try:
+            same, struck, wrong = part()
+        except Exception:
+            same, struck, wrong = False, [], [traceback.format_exc(limit=-3)]
+        identical, faults, problems = identical and same, [*faults, *struck], [*problems, *wrong]
     return FrameworkAnswer(version("openrlhf"), ran, faults, identical, problems)
 
 
+def _engines():
+    """Return what came of the job of an engine and a policy, bare and with rayguard."""
+    bare, guarded = _job({}), _job(_WITH)
+    same = ("base", "push", "pushed", "whole")
+    identical = all(bare[step] == guarded[step] for step in same) and bare["base"] != bare["pushed"]
+    faults = [one(bare, guarded) for one in (_core_killed, _next_push, _killed_in_a_push)]
+    return identical, faults, _actor_killed(bare, guarded)
+
+
 def _groups():
-    """Return what the checks of its groups have printed."""
+    """Return what the checks of its groups have printed: without a fault, under faults, and what is wrong."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.check_frameworks.openrlhf_groups"],
         cwd=ROOT,
@@ -76,7 +81,9 @@ def _groups():
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode and not any(map(is_bad, found)):
         found.append({"check": "groups", "holds": False, "said": f"it ended with {done.returncode}"})
-    return found
+    identical = any(line.get("no_fault_identical") for line in found)
+    faults = [fault_of(line) for line in found if "fault" in line]
+    return identical, faults, [problem(line) for line in found if is_bad(line)]
 
 
 def _job(extra):

@@ -17,6 +17,7 @@ from pathlib import Path
 SPREAD = 0.2  # greedy answers differ from token to token
 _LONG, _SHORT, _PROMPT = 320, 24, [11, 12, 13]
 _WAIT_S, _TOLD_S = 300.0, 60.0
+_TRIES, _STOPPED_S = 5, 0.5  # to stop a core in the midst of an answer, and until what it had sent has come
 
 
 def engine_of(model, **options):
@@ -86,23 +87,34 @@ class Job:
         return ""
 
     def core(self):
-        """Return the process of the engine's core."""
+        """Return the process of the engine's core, as vLLM knows it: with rayguard it is no child of the actor."""
         import psutil
 
-        for one in psutil.Process(self.pid).children(recursive=True):
-            if "EngineCore" in " ".join(one.cmdline()):
-                return one
-        raise AssertionError("there is no core")
+        reference = self.engine.__ray_call__.remote(_cores)
+        (pid,) = self.ray.get(reference, timeout=_WAIT_S)
+        found = psutil.Process(pid)
+        assert found.cmdline()[0] == "VLLM::EngineCore", found
+        return found
 
-    def struck(self):
-        """Kill the core under a long answer; return what came of that, and after how long."""
-        reference = self.asked(_LONG)
-        while not self.ray.get(self.engine.get_num_unfinished_requests.remote(), timeout=_WAIT_S):
-            threading.Event().wait(0.02)
-        threading.Event().wait(0.3)
-        self.core().send_signal(signal.SIGKILL)
-        began = time.monotonic()
-        return self.got(reference), round(time.monotonic() - began, 1)
+    def struck(self, whole_s):
+        """Kill the core in the midst of a long answer, which takes ``whole_s``; return what came of it, and when."""
+        core = self.core()
+        for _ in range(_TRIES):
+            reference = self.asked(_LONG)
+            threading.Event().wait(whole_s / 2)
+            core.suspend()
+            if self.ray.wait([reference], timeout=_STOPPED_S)[1]:
+                core.kill()
+                began = time.monotonic()
+                return self.got(reference), round(time.monotonic() - began, 1)
+            core.resume()
+            whole_s /= 2
+        raise AssertionError("each answer was whole before the core could be stopped")
+
+
+def _cores(actor):
+    """Return the process ids of an actor's cores."""
+    return [one.pid for one in actor.llm.engine_core.resources.engine_manager.processes]
 
 
 def said(error):
@@ -119,8 +131,9 @@ def run(folder):
     found["start_s"] = round(time.monotonic() - began, 1)
     found["push"] = job.pushed(2)
     found["pushed"] = job.got(job.asked())
+    began = time.monotonic()
     found["whole"] = job.got(job.asked(_LONG))
-    found["struck"], found["struck_s"] = job.struck()
+    found["struck"], found["struck_s"] = job.struck(time.monotonic() - began)
     found["after"] = job.got(job.asked())
     began = time.monotonic()
     found["push_after"] = job.pushed(3)
