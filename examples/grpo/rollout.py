@@ -45,7 +45,11 @@ class Rollouts:
         self, model_dir: str, fuses: Path, weights: Callable[[], object] | None = None, *, engines: int
     ) -> None:
         policy = rayguard.PoolPolicy(progress=False)  # the demo draws a view of its own
-        self.pool = rayguard.RolloutPool(Rollout, model_dir, fuses, weights, engines=engines, policy=policy)
+        # A killed actor is back without importing vLLM again, and its engine has waited for it.
+        options = {"runtime_env": rayguard.preloaded("vllm")}
+        self.pool = rayguard.RolloutPool(
+            Rollout, model_dir, fuses, weights, engines=engines, options=options, policy=policy
+        )
         self.names, self.handles = zip(*self.pool.handles.items(), strict=True)
 
     def sample(self, requests: Sequence[Request]) -> list[Future[Any]]:

@@ -36,7 +36,7 @@ def plan(steps: int, seed: int) -> tuple[PlannedFault, ...]:
     planned = []
     for number, stage in enumerate(STAGES):
         step = CALM_STEPS + int(number * stretch) + dice.randrange(slack)
-        after_tokens = dice.randrange(BATCH_TOKENS // 8, BATCH_TOKENS // 2)
+        after_tokens = dice.randrange(BATCH_TOKENS // 8, BATCH_TOKENS // 4)
         planned += [
             PlannedFault(step=step, target=target, what=what, after_tokens=after_tokens)
             for what, target in stage

@@ -28,12 +28,12 @@ _LOOK_S = 5.0
 _REFUSES = "-"
 # What an actor with an engine of vLLM's imports beside: a third of a second, where a new life takes one.
 _WITH_VLLM = (
-    "vllm.v1.engine.async_llm",
     "rayguard.engine.vllm.engine",
     "rayguard.engine.supervision.slot",
     "rayguard.actors.guard.mixins",
     "rayguard.actors.guard.wrappers",
     "rayguard.actors.life.publishing",
+    "rayguard.actors.memory.memory_guard",
     "rayguard.metrics.exporter",
     "rayguard.pool.actors.pool_actor",
 )
@@ -104,14 +104,23 @@ class ForkServer:
 def prepare(names: Sequence[str]) -> str:
     """Import what workers need; return why they cannot be forked, or an empty string."""
     from rayguard.engine.prefork import preload  # noqa: PLC0415 - not where it refuses
+    from rayguard.faults.catalog import default_catalog  # noqa: PLC0415 - likewise
+    from rayguard.faults.counsel import counsels  # noqa: PLC0415 - likewise
     from rayguard.ray_internals import forked_worker  # noqa: PLC0415 - likewise
 
     try:
         with preload.without_collections(), _without_pools():
             forked_worker.prepare()
-            beside = _WITH_VLLM if any(name.split(".")[0] == "vllm" for name in names) else ()
+            beside = (
+                (*preload.CLIENT_MODULES, *_WITH_VLLM)
+                if any(name.split(".")[0] == "vllm" for name in names)
+                else ()
+            )
             for name in (*names, *beside):
                 importlib.import_module(name)
+            if beside:  # by which the next life says what the last one died of, before it is made
+                default_catalog()
+                counsels()
     except BaseException as error:  # noqa: BLE001 - whatever an import raises: workers start all the same
         return f"{type(error).__name__}: {error}"
     gc.collect()

@@ -33,6 +33,7 @@ VLLM_MODULES = (
     "vllm.v1.executor.multiproc_executor",
     "vllm.v1.executor.uniproc_executor",
 )
+CLIENT_MODULES = ("vllm.v1.engine.async_llm",)  # of the process that owns an engine
 TITLE = "rayguard::prefork"
 EXIT_REFUSED = 3
 
