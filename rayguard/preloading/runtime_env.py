@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rayguard.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 # Of a runtime environment: workers with one of these run another Python than the one that has the modules.
 _OTHER_PYTHON = ("py_executable", "pip", "uv", "conda", "container", "image_uri")
@@ -50,7 +50,7 @@ def preloaded(*modules: str, runtime_env: Mapping[str, object] | None = None) ->
     if not modules:
         raise ConfigError('preloaded() needs the names of modules, as in preloaded("vllm")')
     for name in modules:
-        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+        if not is_module(name):
             raise ConfigError(f"preloaded() takes names of modules, as in an import statement; got {name!r}")
     asked = dict(runtime_env or {})
     if others := [name for name in _OTHER_PYTHON if asked.get(name)]:
@@ -58,4 +58,14 @@ def preloaded(*modules: str, runtime_env: Mapping[str, object] | None = None) ->
             f"preloaded() does not go with {others[0]!r} in a runtime_env, which gives workers another Python"
         )
     python = f"$(command -v {shlex.quote(sys.executable)} || command -v python3)"  # Ray has a shell run it
-    return {**asked, "py_executable": f"{python} -c {shlex.quote(_START)} {','.join(modules)}"}
+    return {**asked, "py_executable": starting(python, modules)}
+
+
+def starting(python: str, modules: Sequence[str]) -> str:
+    """Return what Ray starts workers with in the place of ``python``, both pieces of shell."""
+    return f"{python} -c {shlex.quote(_START)} {','.join(modules)}"
+
+
+def is_module(name: object) -> bool:
+    """Say whether that can be the name of a module."""
+    return isinstance(name, str) and all(part.isidentifier() for part in name.split("."))

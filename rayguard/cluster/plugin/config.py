@@ -18,6 +18,7 @@ from rayguard.actors.mark import said_state
 from rayguard.cluster.plugin.guard_marks import memory_policy
 from rayguard.errors import ConfigError
 from rayguard.options import nearest
+from rayguard.preloading.runtime_env import is_module
 
 KEY = "rayguard"
 _WHERE = f'runtime_env["{KEY}"]'
@@ -32,6 +33,12 @@ def _class_path(path: str) -> str:
         return path
     meant = f"; did you mean {':'.join(path.rsplit('.', 1))!r}?" if _DOTTED.fullmatch(path) else ""
     raise ValueError(f'a class is named "package.module:Class", not {path!r}{meant}')
+
+
+def _module(name: str) -> str:
+    if is_module(name):
+        return name
+    raise ValueError(f"modules are named as in an import statement, not {name!r}")
 
 
 def _group(name: str) -> str:
@@ -112,6 +119,7 @@ class PluginConfig(_Strict):
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     home: str | None = Field(default=None, min_length=1, pattern=r"^[/~]")
     frameworks: bool = True
+    preload: list[Annotated[str, AfterValidator(_module)]] = Field(default_factory=list)
     new_replicas: bool = False  # of verl's rollouts, for lost ones
     agent: bool = True
     supervisor: bool = True

@@ -2,8 +2,9 @@
 
 Runs in the runtime-env agent of each node, which loads it by
 ``RAY_RUNTIME_ENV_PLUGINS='[{"class": "rayguard.cluster.plugin.RayguardPlugin"}]'`` in the environment of
-whoever starts the node. It only sets environment variables of the worker to be started; where rayguard is off
-or cannot be had, none. What can be asked for is ``config``, what a worker does with it ``worker_hook``.
+whoever starts the node. It only sets environment variables of the worker to be started, and has it
+forked where modules are to be preloaded; where rayguard is off or cannot be had, nothing. What can be asked
+for is ``config``, what a worker does with it ``worker_hook``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rayguard.cluster.plugin.worker_hook import (
 )
 from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
+from rayguard.preloading.runtime_env import starting
 from rayguard.ray_internals.runtime_env_plugin import plugin
 from rayguard.ray_internals.worker_startup import can_run
 
@@ -95,6 +97,8 @@ class RayguardPlugin:
             found = variables(config, context.env_vars, os.environ)
             if can_run(found.get(USERS_HOOK, SETUP)):
                 context.env_vars.update(found)
+                if config["preload"] and len(context.py_executable.split()) == 1:
+                    context.py_executable = starting(context.py_executable, config["preload"])
 
 
 def variables(

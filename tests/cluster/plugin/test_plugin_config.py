@@ -37,6 +37,8 @@ WRONG = [
     ({"memory": {"process_limit": -1}}, ['["memory"]', "process_limit", "more than 0"]),
     ({"memory": {"node": {"soft": 0.9, "hard": 0.8}}}, ['["memory"]', "soft must be below hard"]),
     ({"metrics_port": 70_000}, ['["metrics_port"]', "65535"]),
+    ({"preload": ["torch nn"]}, ['["preload"]', "'torch nn'", "import statement"]),
+    ({"preload": "torch"}, ['["preload"]', "list"]),
     ({"home": "here"}, ['["home"]', "'here'"]),
     ([1], ["takes a mapping", "False to switch"]),
     ("on", ["takes a mapping"]),
@@ -102,6 +104,7 @@ configs = st.fixed_dictionaries(
         "agent": st.booleans(),
         "frameworks": st.booleans(),
         "new_replicas": st.booleans(),
+        "preload": st.lists(st.sampled_from(["torch", "torch.nn"])),
     },
 )
 

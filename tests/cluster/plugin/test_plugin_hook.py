@@ -34,6 +34,7 @@ from rayguard.cluster.plugin.config import asked
 from rayguard.cluster.plugin.runtime_env import RayguardPlugin, variables
 from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
+from rayguard.preloading.runtime_env import starting
 from rayguard.ray_internals import actor_creation, worker_startup
 from rayguard.recovery import journal
 from rayguard.recovery.incident import incident_of
@@ -114,6 +115,19 @@ def test_a_hook_that_we_could_not_run_is_left_to_ray(monkeypatch, hook, moved, o
 def test_a_python_without_rayguard_starts_without_it(python):
     """Ray ends a worker whose hook cannot be loaded."""
     assert started(Context(python, USERS="own"), {}) == {"USERS": "own"}
+
+
+def test_workers_that_preload_are_started_by_what_has_them_forked():
+    """In the node's own Python, as Ray would name it; not where somebody starts workers in a way of his own."""
+    context = Context()
+    started(context, {"preload": ["torch", "torch.nn"]})
+    assert context.py_executable == starting(sys.executable, ["torch", "torch.nn"])
+    context = Context(f"{sys.executable} -S")
+    started(context, {"preload": ["torch"]})
+    assert context.py_executable == f"{sys.executable} -S"
+    context = Context()
+    started(context, {})
+    assert context.py_executable == sys.executable
 
 
 @pytest.mark.parametrize("step", ["_asked", "_place", "variables"])

@@ -412,6 +412,18 @@ def test_an_actor_has_its_own_configuration_instead_of_its_jobs(job):
     assert config["guard"] == {}
 
 
+def test_workers_can_begin_with_their_imports_done_and_are_watched_as_others(job):
+    """Forked on the node; by the key alone, no line of the user's."""
+    import ray
+
+    own = {"rayguard": {"preload": ["colorsys"], "agent": False, "supervisor": False}}
+    actor = remote("Work").options(runtime_env=own).remote()
+    assert ray.get(actor.__ray_call__.remote(lambda _: "rayguard.preloading.order" in sys.modules))
+    assert ray.get(actor.__ray_call__.remote(lambda _: "colorsys" in sys.modules))
+    seen = ray.get(actor.environment.remote())
+    assert json.loads(seen[PLUGIN])["preload"] == ["colorsys"]
+
+
 @pytest.mark.parametrize("off", [{"rayguard": False}, {"rayguard": None, "env_vars": {"OTHER": "1"}}])
 def test_switched_off_it_leaves_nothing_behind(job, off):
     """No variable of ours but the user's own, and no thread."""
