@@ -33,7 +33,7 @@ def preloaded(*modules: str, runtime_env: Mapping[str, object] | None = None) ->
     The first such worker of a node starts a process that imports Ray and ``modules``; workers are forked
     from it, and share its memory. A new life of an actor does not import ``vllm`` again, which takes 5 to
     15 s. The process ends a minute after its last worker, and with Ray on its node. Where it cannot be
-    (Windows, modules that start threads or initialise a GPU at their import, an import that takes more than
+    (no Linux, modules that start threads or initialise a GPU at their import, an import that takes more than
     30 s) workers start as they do without.
 
     What modules read from environment variables at their import they read before the actor's class is loaded:
@@ -57,6 +57,8 @@ def preloaded(*modules: str, runtime_env: Mapping[str, object] | None = None) ->
         raise ConfigError(
             f"preloaded() does not go with {others[0]!r} in a runtime_env, which gives workers another Python"
         )
+    if sys.platform != "linux":
+        return asked
     python = f"$(command -v {shlex.quote(sys.executable)} || command -v python3)"  # Ray has a shell run it
     return {**asked, "py_executable": starting(python, modules)}
 

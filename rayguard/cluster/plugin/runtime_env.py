@@ -97,7 +97,8 @@ class RayguardPlugin:
             found = variables(config, context.env_vars, os.environ)
             if can_run(found.get(USERS_HOOK, SETUP)):
                 context.env_vars.update(found)
-                if config["preload"] and len(context.py_executable.split()) == 1:
+                ours = sys.platform == "linux" and len(context.py_executable.split()) == 1
+                if config["preload"] and ours:
                     context.py_executable = starting(context.py_executable, config["preload"])
 
 
