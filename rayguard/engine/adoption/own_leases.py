@@ -39,11 +39,12 @@ class OwnLeases:
     def expected(self) -> EngineLease | None:
         """Return the engine that the actor's last life left, if any, and have it wait for this life."""
         with harmless("adoption"):
-            for one in leases(self.home):
-                if one.actor_id == self._around.actor_id and heirs.is_free(one):
-                    wanted = replace(one, wanted_by=ProcessId.me())
-                    wanted.write(self.home)
-                    return wanted
+            mine = [one for one in leases(self.home) if one.actor_id == self._around.actor_id]
+            free = [one for one in mine if heirs.is_free(one)]
+            if free:
+                wanted = replace(free[-1], wanted_by=ProcessId.me())  # the newest, as ``inherited`` takes
+                wanted.write(self.home)
+                return wanted
         return None
 
     def inherited(self, applied: tuple[str, ...]) -> EngineLease | None:

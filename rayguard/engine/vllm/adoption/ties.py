@@ -25,6 +25,7 @@ from rayguard.engine.adoption.actor_fate import NOBODY_KNOWS, UNKNOWN, ActorFate
 from rayguard.engine.adoption.arguments import ADOPTABLE_ENV
 from rayguard.engine.deadline import bounded
 from rayguard.home import home
+from rayguard.memory.probes.node import NodeProbe
 from rayguard.process.cleanup import belongings
 from rayguard.process.deaths import DeathWatch
 from rayguard.process.identity import OWNER_ENV, ProcessId, claim, owner_mark, owner_of
@@ -39,7 +40,7 @@ _log = logging.getLogger("rayguard")
 _PR_SET_PDEATHSIG = 1
 _TIDY_S = 5.0  # milliseconds, but for a home that hangs or a machine that is overrun
 _LOOK_S = 0.25
-_SHORT_SHARE = 0.95  # of the machine's memory: who died for memory has not been the one that held it
+_SHORT_SHARE = 0.95  # of the machine, or a cgroup: who died for memory has not been the one that held it
 _GOES_ON = frozenset({"RESTARTING", "ALIVE", "PENDING_CREATION", "DEPENDENCIES_UNREADY"})
 
 
@@ -168,7 +169,9 @@ def here() -> Ties:
 
 def _memory_is_short() -> bool:
     """Say whether memory is short although the owner is gone: then it is the engine's that is needed."""
-    return psutil.virtual_memory().percent / 100 > _SHORT_SHARE
+    probe = NodeProbe()
+    readings = (probe.read(), probe.own_cgroup())
+    return any(one is not None and one.used > _SHORT_SHARE * one.total for one in readings)
 
 
 def maker() -> int | None:
