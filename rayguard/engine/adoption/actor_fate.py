@@ -8,7 +8,6 @@ would leave its threads behind.
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from typing import IO
 UNKNOWN, NOBODY_KNOWS = "", "?"
 _EVERY_S = 1.0
 _TRIES = 3
-_POLITE = 10  # of nineteen: whoever comes back goes first
 
 
 class ActorFate:
@@ -64,5 +62,4 @@ def _main(gcs_address: str, actor_id: str) -> None:
 
 
 if __name__ == "__main__":
-    os.nice(_POLITE)
     _main(sys.argv[1], sys.argv[2])
