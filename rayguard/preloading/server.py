@@ -111,14 +111,12 @@ def prepare(names: Sequence[str]) -> str:
     try:
         with preload.without_collections(), _without_pools():
             forked_worker.prepare()
-            beside = (
-                (*preload.CLIENT_MODULES, *_WITH_VLLM)
-                if any(name.split(".")[0] == "vllm" for name in names)
-                else ()
-            )
-            for name in (*names, *beside):
+            for name in names:
                 importlib.import_module(name)
-            if beside:  # by which the next life says what the last one died of, before it is made
+            if "vllm" in sys.modules:
+                for name in (*preload.CLIENT_MODULES, *_WITH_VLLM):
+                    importlib.import_module(name)
+                # By which the next life says what the last one died of, before it is made.
                 default_catalog()
                 counsels()
     except BaseException as error:  # noqa: BLE001 - whatever an import raises: workers start all the same
@@ -171,8 +169,8 @@ def _become(ordered: order.WorkerOrder) -> None:
         os.environ.pop(order.JOB, None)
     if ordered.leads:
         os.setpgid(0, 0)
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file, contextlib.suppress(OSError):  # noqa: PTH123
-        file.write(ordered.oom_score)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
+        file.write(ordered.oom_score)  # written as the file is closed
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()  # ``random`` does so by itself; all workers would draw the same
     forked_worker.run(ordered.arguments, fit_threads)
