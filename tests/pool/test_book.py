@@ -155,9 +155,9 @@ def test_the_cost_of_dispatch_does_not_grow_with_the_number_of_actors():
         book = filled(members=members, requests=4_000, capacity=64)
         best = float("inf")
         for _ in range(3):
-            began = time.perf_counter()
+            began = time.thread_time()
             given_ = book.dispatch()
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.thread_time() - began)
             for name, entries in given_.items():
                 for entry in entries:
                     book.finished(name, entry.request.id)
