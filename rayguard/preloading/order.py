@@ -15,8 +15,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
 RAYLET, JOB = "RAY_RAYLET_PID", "RAY_JOB_ID"
+# What workers of one kind may differ in: frameworks give each rank its own. Of no native library's.
+OF_A_RANK = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "RAY_LOCAL_RANK", "NODE_RANK", "GROUP_RANK"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RAY_LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("WG_PREFIX", "WG_BACKEND"),  # verl's and EasyR1's groups
+    }
+)
+_OWN = OF_A_RANK | {JOB}
 READY, REFUSED, FORKED, GO = b"r", b"x", b"f", b"g"
 ANSWER_S = 15.0  # for a fork, and each word around it; measured: 5 ms
 _MAX_BYTES = 1 << 20
@@ -25,18 +35,28 @@ _PEER = struct.Struct("3i")  # pid, user, group
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """A worker: the one variable that it may have of its own, its arguments, what its start has set."""
+    """A worker: the variables that it may have of its own, its arguments, what its start has set."""
 
-    job: str
+    variables: dict[str, str]
     arguments: list[str]
     leads: bool  # its process group, as Ray arranges it
     oom_score: str
 
+    def differs_in(self, names: AbstractSet[str]) -> bool:
+        """Say whether one of these variables is another one for it than for this process."""
+        return any(self.variables.get(name) != os.environ.get(name) for name in names & OF_A_RANK)
+
+    def set_variables(self) -> None:
+        """Give this process what is the worker's own."""
+        for name in _OWN - self.variables.keys():
+            os.environ.pop(name, None)
+        os.environ.update(self.variables)
+
 
 def door_of(modules: Sequence[str]) -> str:
-    """Return where the process listens that has ``modules`` and this process's variables but for the job."""
+    """Return where a process with ``modules`` listens that has these variables, but for a worker's own."""
     where = os.readlink("/proc/self/ns/pid"), os.environ[RAYLET], os.getcwd()  # noqa: PTH109, PTH115 - pathlib is slow to import
-    variables = {name: value for name, value in os.environ.items() if name != JOB}
+    variables = {name: value for name, value in os.environ.items() if name not in _OWN}
     seen = [os.getuid(), *where, list(modules), sorted(variables.items())]
     return f"\0rayguard-preloaded-{hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:32]}"
 
@@ -51,12 +71,13 @@ def of_this_process(arguments: Sequence[str], environ: Mapping[str, str]) -> Wor
     """Return the order for what this process would become; raises ``OSError``."""
     with open("/proc/self/oom_score_adj", encoding="ascii") as file:  # noqa: PTH123 - as above
         score = file.read()
-    return WorkerOrder(environ.get(JOB, ""), list(arguments), os.getpgid(0) == os.getpid(), score)
+    own = {name: environ[name] for name in _OWN & environ.keys()}
+    return WorkerOrder(own, list(arguments), os.getpgid(0) == os.getpid(), score)
 
 
 def send(order: WorkerOrder, to: socket.socket) -> None:
     """Send it; raises ``OSError``."""
-    to.sendall(json.dumps([order.job, order.arguments, order.leads, order.oom_score]).encode() + b"\n")
+    to.sendall(json.dumps([order.variables, order.arguments, order.leads, order.oom_score]).encode() + b"\n")
 
 
 def receive(asked: socket.socket) -> WorkerOrder | None:
@@ -67,5 +88,6 @@ def receive(asked: socket.socket) -> WorkerOrder | None:
         if not part:
             return None
         said += part
-    job, arguments, leads, score = json.loads(said)
-    return WorkerOrder(str(job), [str(one) for one in arguments], bool(leads), str(score))
+    own, arguments, leads, score = json.loads(said)
+    variables = {str(name): str(value) for name, value in own.items() if name in _OWN}
+    return WorkerOrder(variables, [str(one) for one in arguments], bool(leads), str(score))

@@ -22,6 +22,7 @@ from rayguard.preloading.sibling import sibling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
 _IDLE_S = 60.0
 _LOOK_S = 5.0
@@ -37,14 +38,17 @@ _WITH_VLLM = (
     "rayguard.metrics.exporter",
     "rayguard.pool.actors.pool_actor",
 )
-_THREADS = "OMP_NUM_THREADS"  # Ray sets it in an actor, too late for what is imported already
+_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+# While modules are imported. Ray sets the first in an actor, too late for what is imported already. With the
+# second, NVML is asked whether there is a GPU: CUDA that was started can be used by no fork.
+_WHILE_IMPORTING = {"OMP_NUM_THREADS": "1", _NVML: "1"}
 
 
 class ForkServer:
-    """Answers at the door. ``unfit``: it must not fork."""
+    """Answers at the door. ``unfit``: it must not fork; ``read``: variables that its imports looked up."""
 
-    def __init__(self, door: socket.socket, *, unfit: bool) -> None:
-        self._door, self._unfit = door, unfit
+    def __init__(self, door: socket.socket, *, unfit: bool, read: AbstractSet[str] = frozenset()) -> None:
+        self._door, self._unfit, self._read = door, unfit, read
         self._raylet = os.pidfd_open(int(os.environ[order.RAYLET]))
         self._workers: list[int] = []  # pidfds
         self._needed = time.monotonic()
@@ -79,6 +83,9 @@ class ForkServer:
             ordered = None if self._unfit else order.receive(asked)
             if ordered is None:
                 return None
+            if ordered.differs_in(self._read):  # what was made of it holds for another rank
+                asked.sendall(order.REFUSED)
+                return None
             pid = sibling()
             if pid:
                 with contextlib.suppress(ProcessLookupError):  # who asked was gone, and so it has ended
@@ -101,15 +108,18 @@ class ForkServer:
             os.close(one)
 
 
-def prepare(names: Sequence[str]) -> str:
-    """Import what workers need; return why they cannot be forked, or an empty string."""
+def prepare(names: Sequence[str], read: set[str]) -> str:
+    """Import what workers need; return why they cannot be forked, or an empty string.
+
+    The names of the variables that are looked up meanwhile go into ``read``.
+    """
     from rayguard.engine.prefork import preload  # noqa: PLC0415 - not where it refuses
     from rayguard.faults.catalog import default_catalog  # noqa: PLC0415 - likewise
     from rayguard.faults.counsel import counsels  # noqa: PLC0415 - likewise
     from rayguard.ray_internals import forked_worker  # noqa: PLC0415 - likewise
 
     try:
-        with preload.without_collections(), _without_pools():
+        with preload.noting_lookups(read), preload.without_collections(), _fit_to_fork():
             forked_worker.prepare()
             for name in names:
                 importlib.import_module(name)
@@ -127,29 +137,30 @@ def prepare(names: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def _without_pools() -> Iterator[None]:
-    """Import inside: libraries that make a thread for each core of the machine make none, as in an actor."""
-    if _THREADS in os.environ:
-        yield
-        return
-    os.environ[_THREADS] = "1"
+def _fit_to_fork() -> Iterator[None]:
+    """Import inside: libraries make no thread for each core, as in an actor, and do not start CUDA."""
+    added = {name: value for name, value in _WHILE_IMPORTING.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        os.environ.pop(_THREADS, None)
+        for name in added:
+            if name != _NVML or "vllm" not in sys.modules:
+                os.environ.pop(name, None)
 
 
 def main() -> None:
     """Fork what is asked for."""
     door, names, worker = socket.socket(fileno=int(sys.argv[1])), sys.argv[2], sys.argv[3]
     sys.path[0] = os.path.dirname(worker)  # noqa: PTH120 - as it would be in a worker
-    if names != _REFUSES and (why := prepare(names.split(","))):
+    read: set[str] = set()
+    if names != _REFUSES and (why := prepare(names.split(","), read)):
         print(f"rayguard: workers are started one by one: {why}", file=sys.stderr, flush=True)  # noqa: T201
         os.set_inheritable(door.fileno(), True)  # noqa: FBT003 - Python's
         command = ["-m", "rayguard.preloading.server", str(door.fileno()), _REFUSES, worker]
         os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - no shell is needed
     try:
-        ordered = ForkServer(door, unfit=names == _REFUSES).serve()
+        ordered = ForkServer(door, unfit=names == _REFUSES, read=read).serve()
     except BaseException as error:  # noqa: BLE001 - a worker must never go on as a second server
         print(f"rayguard: what forks workers ends: {error!r}", file=sys.stderr, flush=True)  # noqa: T201
         os._exit(1)
@@ -163,10 +174,7 @@ def _become(ordered: order.WorkerOrder) -> None:
     from rayguard.engine.prefork.child import fit_threads  # noqa: PLC0415 - it is imported by now
     from rayguard.ray_internals import forked_worker  # noqa: PLC0415 - likewise
 
-    if ordered.job:
-        os.environ[order.JOB] = ordered.job
-    else:
-        os.environ.pop(order.JOB, None)
+    ordered.set_variables()
     if ordered.leads:
         os.setpgid(0, 0)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123

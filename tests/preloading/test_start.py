@@ -22,7 +22,7 @@ WAIT_S = 200  # for a busy machine: a deadline, no measure
 RAYLET = """
 import os, pathlib, subprocess, sys, threading
 for number in "12":
-    variables = {"RAY_RAYLET_PID": str(os.getpid()), "RAY_JOB_ID": f"0{number}000000"}
+    variables = {"RAY_RAYLET_PID": str(os.getpid()), "RAY_JOB_ID": f"0{number}000000", "RANK": number}
     command = f"exec {sys.argv[1]} {sys.argv[2]} {number}"
     subprocess.run(["bash", "-c", command], env=os.environ | variables, check=True, process_group=0)
     while not pathlib.Path(number).exists():
@@ -34,7 +34,9 @@ found = {
     "arguments": sys.argv[1:],
     "parent": os.getppid(),
     "leads": os.getpgid(0) == os.getpid(),
-    "variables": [os.environ["MINE"], os.environ["RAY_JOB_ID"], os.environ.get("OMP_NUM_THREADS")],
+    "variables": [os.environ["MINE"], os.environ["RAY_JOB_ID"], os.environ["RANK"],
+                  os.environ.get("OMP_NUM_THREADS"),
+                  os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")],
     "here": [__name__, __file__, sys.path.count(os.path.dirname(__file__))],
     "thread": threading.main_thread().native_id == os.getpid(),
     "threads": len(os.listdir("/proc/self/task")),
@@ -60,13 +62,22 @@ def running_in(folder):
     return found
 
 
-@pytest.mark.parametrize("module", ["colorsys", "no_such_module", "threaded"])
-def test_workers_are_forked_from_one_process_that_has_what_they_need(tmp_path, module):
+@pytest.mark.parametrize(
+    ("module", "forks"),
+    [
+        ("colorsys", (True, True)),
+        ("no_such_module", (False, False)),
+        ("threaded", (False, False)),
+        ("of_its_rank", (True, False)),  # what its import made of a variable does not hold for the second
+    ],
+)
+def test_workers_are_forked_from_one_process_that_has_what_they_need(tmp_path, module, forks):
     """Children of the raylet, each with its own arguments; where that cannot be, they start one by one."""
     worker = tmp_path / "workers" / "worker.py"
     worker.parent.mkdir()
     worker.write_text(WORKER)
     (tmp_path / "threaded.py").write_text(THREADED)
+    (tmp_path / "of_its_rank.py").write_text("import colorsys, os\nIT = os.environ.get('RANK')\n")
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     environment |= {"MINE": "here", "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
     command = [sys.executable, "-c", RAYLET, str(rayguard.preloaded(module)["py_executable"]), str(worker)]
@@ -83,13 +94,12 @@ def test_workers_are_forked_from_one_process_that_has_what_they_need(tmp_path, m
     (first, drawn), (second, drawn_next) = (one.pop("own") for one in found)
     assert first != second
     assert drawn != drawn_next
-    forked = module == "colorsys"
-    for number, one in zip("12", found, strict=True):
+    for number, forked, one in zip("12", forks, found, strict=True):
         assert one == {
             "arguments": [number],
             "parent": raylet.pid,
             "leads": True,
-            "variables": ["here", f"0{number}000000", None],
+            "variables": ["here", f"0{number}000000", number, None, None],
             "here": ["__main__", str(worker), 1],
             "thread": True,
             "threads": 1,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 DYNAMIC_THREADS = "TORCHINDUCTOR_CPP_DYNAMIC_THREADS"
+# Of NVIDIA's driver, its boards (Jetson) and WSL; of ROCm; of Intel's.
+DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd", "/dev/dri")
 _LOOKS, _LOOK_S = 50, 0.01
 _OWN_LOOP_THREADS = ("ZMQbg/",)  # libzmq's: they wait in epoll and are left out of a fork unharmed
 # As ``vllm.utils.ompmultiprocessing`` writes them around the start of a worker; others are the user's.
@@ -142,14 +144,18 @@ def _unfit_to_fork_worker() -> str:
 def device_state() -> str:
     """Return what keeps a fork of this process from using its accelerator, or an empty string."""
     torch = sys.modules.get("torch")
-    if (
-        torch is None or _on_the_cpu()
-    ):  # a torch with CUDA, where pip found no other, looks for GPUs all the same
+    # A torch with CUDA, where pip found no other, looks for GPUs all the same.
+    if torch is None or _on_the_cpu() or not has_accelerator():
         return ""
     for device in (torch.cuda, getattr(torch, "xpu", None)):
         if device is not None and (device.is_initialized() or device._is_in_bad_fork()):  # noqa: SLF001
             return f"{device.__name__} is initialised, which a forked process cannot use"
     return ""
+
+
+def has_accelerator() -> bool:
+    """Say whether this machine, or container, has a device of CUDA's, ROCm's or Intel's."""
+    return any(Path(name).exists() for name in DEVICE_FILES)
 
 
 def _on_the_cpu() -> bool:

@@ -98,7 +98,7 @@ def preload(modules: Iterable[str], read: set[str]) -> str:
     Each environment variable that is looked up meanwhile goes into ``read``: some module has made a
     constant of it, and a child cannot take over a new value.
     """
-    with _noting_lookups(read), without_collections():
+    with noting_lookups(read), without_collections():
         for name in modules:
             importlib.import_module(name)
         if "vllm" in sys.modules:
@@ -122,7 +122,8 @@ def without_collections() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _noting_lookups(read: set[str]) -> Iterator[None]:
+def noting_lookups(read: set[str]) -> Iterator[None]:
+    """Import inside: the names of environment variables that are looked up go into ``read``."""
     environ = type(os.environ)
     getitem, iterate = environ.__getitem__, environ.__iter__
     copying: deque[object] = deque()  # a copy of all takes each name, then each value in the same order

@@ -619,11 +619,16 @@ def test_without_vllm_a_build_goes_on_as_ever(shared, guard_errors, monkeypatch)
     assert guard_errors() == 1
 
 
-@pytest.mark.parametrize("on_the_cpu", [True, False])
-def test_a_torch_that_looked_for_gpus_spoils_forks_only_where_engines_use_one(monkeypatch, on_the_cpu):
+@pytest.mark.parametrize(
+    ("on_the_cpu", "has_one", "spoilt"), [(True, True, False), (False, True, True), (False, False, False)]
+)
+def test_a_torch_that_looked_for_gpus_spoils_forks_only_where_engines_use_one(
+    monkeypatch, on_the_cpu, has_one, spoilt
+):
     """The registry's torch has CUDA, also beside vLLM for the CPU, and asks for GPUs as vLLM is imported."""
     cuda = SimpleNamespace(is_initialized=lambda: False, _is_in_bad_fork=lambda: True, __name__="torch.cuda")
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     platform = SimpleNamespace(is_cpu=lambda: on_the_cpu)
     monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
-    assert ("torch.cuda" in child.device_state()) is not on_the_cpu
+    monkeypatch.setattr(child, "has_accelerator", lambda: has_one)
+    assert ("torch.cuda" in child.device_state()) is spoilt

@@ -20,7 +20,10 @@ import bare_groups
 import group_checks as checks
 import psutil
 
+import rayguard
+
 _VARIABLES = {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+PRELOADED = ("torch", "torch.distributed", "verl.single_controller.ray.base")  # in the last checks
 _NOTE = "the longest recovery, over the start of a job (measured once, at first) and of a group up to the same call"
 
 
@@ -68,6 +71,12 @@ def struck(of, ray, name, start_s):
     """Return what came of one fault, bare and with rayguard."""
     check, strike = FAULTS[name]
     bare = bare_groups.ended_bare(of, ray, folder(), **strike)
+    restart_s = round(start_s + bare.reach_s, 1)
+    return {"fault": name, "bare": bare.said, **survived(of, ray, check, restart_s)}
+
+
+def survived(of, ray, check, restart_s):
+    """Return what came of a fault with rayguard, beside the seconds of a fresh job."""
     before, began, said = len(checks.incidents()), time.monotonic(), ""
     try:
         check(of, ray, folder())
@@ -75,13 +84,11 @@ def struck(of, ray, name, start_s):
         said = f"{type(error).__name__}: {error}"
     took = [one.recover_s for one in checks.incidents()[before:] if one.recover_s is not None]
     return {
-        "fault": name,
-        "bare": bare.said,
         "survived": not said,
         "seconds": round(max(took) if took else time.monotonic() - began, 1),
-        "ratio_to_restart": round(max(took) / (start_s + bare.reach_s), 2) if took else None,
+        "ratio_to_restart": round(max(took) / restart_s, 2) if took else None,
         "note": _NOTE,
-        "restart_s": round(start_s + bare.reach_s, 1),
+        "restart_s": restart_s,
         "said": said,
     }
 
@@ -93,6 +100,12 @@ def held(of, ray, name):
     except Exception as error:
         return {"check": name, "holds": False, "said": f"{type(error).__name__}: {error}"}
     return {"check": name, "holds": True}
+
+
+def begin(ray, **options):
+    """Start Ray."""
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    ray.init(address="local", num_cpus=4, **quiet, **options)
 
 
 def main(names=()):
@@ -111,16 +124,22 @@ def main(names=()):
     def wanted(all_names):
         return [name for name in all_names if not names or name.startswith(tuple(names))]
 
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    start_s = time.time() - psutil.Process().create_time()
+    begin(ray)
+    start_s, lines = time.time() - psutil.Process().create_time(), {}
     try:
         print(json.dumps({"version": version("verl"), "start_s": round(start_s, 1)}), flush=True)
         for name in wanted(FAULTS):
-            told(struck(of, ray, name, start_s))
+            lines[name] = struck(of, ray, name, start_s)
+            told(lines[name])
         for name in wanted(OTHERS):
             told(held(of, ray, name))
         if not names:
             told({"no_fault_identical": bare_groups.is_identical_without_a_fault(of, ray, folder())})
+        ray.shutdown()
+        begin(ray, runtime_env=rayguard.preloaded(*PRELOADED))
+        for name, bare in lines.items():
+            found = survived(of, ray, FAULTS[name][0], bare["restart_s"])
+            told({"fault": f"{name}, workers preloaded", "bare": bare["bare"], **found})
     finally:
         ray.shutdown()
     return whole
