@@ -45,6 +45,8 @@ class Surroundings:
     node: str = ""
     incarnation: int = 0
     gcs_address: str = ""  # of Ray's control process
+    pool: str = ""  # by which the next life of the actor that owns the pool knows its engines; '' for none
+    pool_life: int = 0  # which life of that actor made this one
     home: Callable[[], Path] = home
     diagnose: Callable[[Fault], Diagnosis] = _diagnose
     write: Callable[[Incident], bool] = _write

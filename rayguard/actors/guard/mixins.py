@@ -198,6 +198,7 @@ def surroundings_of(owner: object) -> Surroundings:
         life = Incarnation.current()
     memory = ActorMemory(life.actor_id, part="engine")
     name = type(owner).__qualname__.rpartition(".")[2]
+    pool, pool_life = getattr(owner, "rayguard_pool", ("", 0))
     publishing.show(life, name)
     return Surroundings(
         target=name,
@@ -206,6 +207,8 @@ def surroundings_of(owner: object) -> Surroundings:
         node=life.node_id,
         incarnation=life.number,
         gcs_address=life.gcs_address,
+        pool=pool,
+        pool_life=pool_life,
         recall=memory.load,
         remember=memory.save,
         changed=publishing.refresh,

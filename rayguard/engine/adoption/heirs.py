@@ -1,44 +1,83 @@
 """Which engine a new life of an actor may go on with: found by its lease, or ended.
 
-An engine of the actor's last life that cannot be gone on with is ended before another one is built: two do
-not fit on one device. So is one of another actor that waits on the devices which this process was given.
+After the death of a pool's owner that is any engine of its actors, each for one heir. An engine of the
+actor's last life that cannot be gone on with is ended before another one is built: two do not fit on one
+device. So is one of another actor that waits on the devices which this process was given.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
+import threading
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rayguard.engine.adoption import lease as leases
 from rayguard.engine.build.footprint import wait_for_memory
 from rayguard.harmless import harmless
+from rayguard.private import closed_after, open_private
+from rayguard.process.identity import ProcessId
 from rayguard.process.tree import descendants, end
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from rayguard.engine.adoption.lease import EngineLease
+    from rayguard.engine.context import Surroundings
 
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _FORCE_S = 5.0
+_LOCK = "heirs.lock"
+_TURN_S = 10.0  # others wait for actors that die, too
+_DYING_S = 3.0
+_LOOK_S = 0.02
+_me = ProcessId.me
 _log = logging.getLogger("rayguard")
 
 
-def inherited(home: Path, actor_id: str, applied: tuple[str, ...]) -> EngineLease | None:
+def claimed(home: Path, around: Surroundings) -> EngineLease | None:
+    """Return the engine that this life may go on with, and have it wait for it. May raise ``OSError``.
+
+    That of the actor's last life, the newest. Else one of the same pool that nobody else has claimed, where
+    the pool's owner has begun another life since: its actors are other ones then.
+    """
+    if not around.actor_id:
+        return None
+    with _turn(home):
+        left = list(leases.leases(home))
+        of_pool = [one for one in left if _is_of_last_pool(one, around)]
+        if of_pool:
+            _wait_for_ends(of_pool)
+        found = [one for one in left if one.actor_id == around.actor_id and is_free(one)][-1:] or [
+            one
+            for one in of_pool
+            if is_free(one) and one.devices == devices() and (not one.awaited() or one.wanted_by == _me())
+        ]
+        if not found:
+            return None
+        mine = next((one for one in found if one.wanted_by == _me()), found[0])
+        wanted = replace(mine, wanted_by=_me())
+        wanted.write(home)
+        return wanted
+
+
+def inherited(home: Path, around: Surroundings, applied: tuple[str, ...]) -> EngineLease | None:
     """Return the engine that this life of an actor may go on with; ends what it may not. Never raises."""
     with harmless("adoption"):
-        found: EngineLease | None = None
+        found = claimed(home, around)
         for one in list(leases.leases(home)):
-            if not actor_id or one.actor_id != actor_id:
-                if is_free(one) and not one.awaited() and one.devices and one.devices == devices():
-                    end_engine(home, one, "its device was given to another actor")
+            # Of one that is not free: a life that Ray has given up, and that is not proved to be dead.
+            if not is_free(one) or (found is not None and one.core == found.core):
                 continue
-            if not is_free(one):
-                continue  # a life that Ray has given up, and that is not proved to be dead
-            if found is not None:
-                end_engine(home, found, "there is a newer one")
-            found = one
+            if around.actor_id and one.actor_id == around.actor_id:
+                end_engine(home, one, "there is a newer one")
+            elif not one.awaited() and one.devices and one.devices == devices():
+                end_engine(home, one, "its device was given to another actor")
         if found is None:
             return None
         if found.applied != applied or found.devices != devices():
@@ -46,6 +85,46 @@ def inherited(home: Path, actor_id: str, applied: tuple[str, ...]) -> EngineLeas
             return None
         return found
     return None
+
+
+def let_go(home: Path, pool: str) -> None:
+    """Let no engine wait any more that an earlier life of a pool's owner has left. Never raises."""
+    with harmless("adoption"):
+        for one in list(leases.leases(home)) if pool else ():
+            if one.pool == pool and is_free(one) and not one.awaited():
+                leases.remove(home, one.core)
+
+
+def _is_of_last_pool(one: EngineLease, around: Surroundings) -> bool:
+    return bool(around.pool) and one.pool == around.pool and one.pool_life < around.pool_life
+
+
+def _wait_for_ends(left: list[EngineLease]) -> None:
+    """Wait for the actors of a pool whose owner is dead: Ray ends them, each at its own time."""
+    until = time.monotonic() + _DYING_S
+    while not all(map(is_free, left)) and time.monotonic() < until:
+        threading.Event().wait(_LOOK_S)
+
+
+@contextlib.contextmanager
+def _turn(home: Path) -> Iterator[None]:
+    """Choose inside, one process after the other. Raises ``TimeoutError`` where another one holds it."""
+    with closed_after(open_private(home / leases.FOLDER)) as folder:
+        lock = os.open(_LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+    with closed_after(lock):
+        until = time.monotonic() + _TURN_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{_LOCK} is held for {_TURN_S:g} s") from None
+            threading.Event().wait(_LOOK_S)
+        try:
+            yield
+        finally:  # closing is not enough: a child that was forked meanwhile has it too
+            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def devices() -> str:

@@ -34,7 +34,8 @@ class EngineLease:
     """One engine, its owner now, and all that another process needs to go on with it.
 
     ``arguments`` is a digest of what it was built with, ``devices`` the accelerators of its owner.
-    ``wanted_by``: the next life of its actor, which has come and will take it over.
+    ``wanted_by``: the next life of its actor, which has come and will take it over. ``pool``: of which pool's
+    actors it is, and ``pool_life`` in which life of that pool's owner.
     """
 
     core: ProcessId
@@ -52,14 +53,16 @@ class EngineLease:
     raylet: ProcessId | None = None  # without it Ray starts nothing on this node
     wanted_by: ProcessId | None = None
     world: str = ""
+    pool: str = ""
+    pool_life: int = 0
 
     def write(self, home: Path) -> None:
         """Put it in the place of what was written before; raises ``OSError``."""
         values: dict[str, object] = {
             name: getattr(self, name)
-            for name in ("actor_id", "arguments", "devices", "input_address", "output_address")
+            for name in ("actor_id", "arguments", "devices", "input_address", "output_address", "pool")
         }
-        values |= {"gcs_address": self.gcs_address, "prefork": self.prefork}
+        values |= {"gcs_address": self.gcs_address, "prefork": self.prefork, "pool_life": self.pool_life}
         values |= {
             "core": owner_mark(self.core),
             "owner": owner_mark(self.owner),
@@ -72,6 +75,11 @@ class EngineLease:
         }
         path = path_of(home, self.core)
         replace_file(path.parent, path.name, json.dumps(values).encode())
+
+    def pool_owner(self) -> tuple[str, ...]:
+        """Return the actor that owns the pool and which life of it that was; nothing where there is none."""
+        owner = self.pool.partition("-")[0]
+        return (owner, str(self.pool_life)) if owner else ()
 
     def awaited(self) -> bool:
         """Say whether an heir has come, and will take it over."""
@@ -148,6 +156,8 @@ def _read(path: Path) -> EngineLease | None:
             wanted_by=owner_of(data["wanted_by"]),
             raylet=owner_of(data["raylet"]),
             world=str(data["world"]),
+            pool=str(data["pool"]),
+            pool_life=int(data["pool_life"]),
         )
     except (OSError, ValueError, KeyError, TypeError):  # gone, or torn
         return None

@@ -7,12 +7,11 @@ import contextlib
 import os
 import threading
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayguard.engine.adoption import heirs
-from rayguard.engine.adoption.lease import EngineLease, leases, remove
+from rayguard.engine.adoption.lease import EngineLease, remove
 from rayguard.harmless import harmless
 from rayguard.process.identity import ProcessId
 
@@ -39,19 +38,14 @@ class OwnLeases:
     def expected(self) -> EngineLease | None:
         """Return the engine that the actor's last life left, if any, and have it wait for this life."""
         with harmless("adoption"):
-            mine = [one for one in leases(self.home) if one.actor_id == self._around.actor_id]
-            free = [one for one in mine if heirs.is_free(one)]
-            if free:
-                wanted = replace(free[-1], wanted_by=ProcessId.me())  # the newest, as ``inherited`` takes
-                wanted.write(self.home)
-                return wanted
+            return heirs.claimed(self.home, self._around)
         return None
 
     def inherited(self, applied: tuple[str, ...]) -> EngineLease | None:
         """Return the engine of the actor's last life that this one goes on with; ends others that it left."""
         if not self._keep_s:
             return None
-        return heirs.inherited(self.home, self._around.actor_id, applied)
+        return heirs.inherited(self.home, self._around, applied)
 
     def unfit(self, lease: EngineLease, why: str) -> None:
         """End an engine that could not be gone on with."""
@@ -81,6 +75,8 @@ class OwnLeases:
                 gcs_address=self._around.gcs_address,
                 prefork=prefork,
                 raylet=_raylet(),
+                pool=self._around.pool,
+                pool_life=self._around.pool_life,
             ).write(self.home)
             self._held.add(facts.core)
 

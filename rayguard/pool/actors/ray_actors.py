@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import logging
 import os
 import signal
 from typing import TYPE_CHECKING, Any
 
 from rayguard.actors.guard.no_recipe import found_wrong
+from rayguard.actors.life.incarnation import Incarnation
 from rayguard.actors.quarantined_nodes import elsewhere
 from rayguard.actors.token_logs import LeftBehind, left_in
+from rayguard.engine.adoption import heirs
 from rayguard.engine.build.recipe_source import passed_to_vllm
 from rayguard.engine.deadline import begun
 from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
+from rayguard.home import home
 from rayguard.options import nearest
 from rayguard.pool.actors.pool_actor import ASYNC_ONLY, PoolActor
 from rayguard.process.deaths import DeathWatch
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("rayguard")
 _OPTIONS = ("engines", "options", "policy")  # of RolloutPool
+_numbers = itertools.count()  # of this process's pools
 _KILLS = "rayguard-pool-kill"  # the threads that wait for Ray to end an actor
 
 
@@ -85,7 +90,8 @@ class RayActors:
     def __init__(
         self, cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
     ) -> None:
-        self._actor_class = actor_class(cls, options)
+        self._pool, life = _known_as()
+        self._actor_class = actor_class(cls, options, (self._pool, life))
         _refuse_arguments(written_class(cls) if is_actor_class(cls) else cls, args, kwargs)
         self.target = f"RolloutPool({getattr(cls, '__name__', None) or self._actor_class.__name__})"
         self._args, self._kwargs = args, dict(kwargs)
@@ -161,10 +167,13 @@ class RayActors:
     def close(self) -> None:
         """Watch nothing any more."""
         self._deaths.close()
+        heirs.let_go(home(), self._pool)
 
 
-def actor_class(cls: Any, options: Mapping[str, Any]) -> Any:
+def actor_class(cls: Any, options: Mapping[str, Any], pool: tuple[str, int] = ("", 0)) -> Any:
     """Return the actor class to hire: the user's, that takes a pool's requests as well.
+
+    ``pool``: by what the next life of the pool's owner knows its engines, and which life this is.
 
     Raises:
         ConfigError: The class owns no engine.
@@ -182,7 +191,7 @@ def actor_class(cls: Any, options: Mapping[str, Any]) -> Any:
             "RolloutPool needs a class with build_engine(self, settings), as rayguard.RolloutMixin says; "
             f"got {cls!r}"
         )
-    named = {"__module__": plain.__module__, "__doc__": plain.__doc__}
+    named = {"__module__": plain.__module__, "__doc__": plain.__doc__, "rayguard_pool": pool}
     made = plain if is_member else type(plain.__name__, (PoolActor, plain), named)
     made.__qualname__ = plain.__qualname__
     chosen = {**given, **options}
@@ -225,6 +234,18 @@ def _kill(handle: Any, *, no_restart: bool) -> None:
     with harmless("pool"):
         if ray.is_initialized():
             ray.kill(handle, no_restart=no_restart)
+
+
+def _known_as() -> tuple[str, int]:
+    """Return the pool's name for the next life of its owner, and which life this is; "" where none comes.
+
+    An actor's first pool has the same name in each of its lives, as has its second.
+    """
+    with harmless("incarnation"):
+        life = Incarnation.current()
+        if life.actor_id and life.max_restarts:
+            return f"{life.actor_id}-{next(_numbers)}", life.number
+    return "", 0
 
 
 def _here() -> str:

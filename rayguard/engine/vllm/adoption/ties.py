@@ -3,7 +3,8 @@
 A worker ends with its core. A core ends with its owner and with the process that forked it. A core whose
 owner said so (``ADOPTABLE_ENV``) and left a lease (``rayguard.engine.adoption.lease``) waits for an heir
 instead: at least ``PROMISE_S``, up to the lease's ``keep_s`` while Ray says that the actor comes back, and
-longer while an heir that has said that it wants it is on its way.
+longer while an heir that has said that it wants it is on its way. An actor that died with its pool's owner
+comes back as another one, if that owner does.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Ties:
         try:
             if left.gcs_address and left.actor_id:
                 with contextlib.suppress(OSError):
-                    fate = ActorFate(left.gcs_address, left.actor_id)
+                    fate = ActorFate(left.gcs_address, left.actor_id, *left.pool_owner())
             began, state = time.monotonic(), UNKNOWN
             while True:
                 with self._turn:
