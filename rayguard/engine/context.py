@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from rayguard.faults.diagnosis import Diagnosis
     from rayguard.faults.fault import Fault
+    from rayguard.process.identity import ProcessId
     from rayguard.recovery.incident import Incident
 
 
@@ -36,6 +37,19 @@ def _write(incident: Incident) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfPool:
+    """Whose pool an actor is of: ``name``, by which its owner's next life knows the engines, or nothing.
+
+    ``life`` is that of the owner which made this actor, ``owner`` its process, on ``node``.
+    """
+
+    name: str = ""
+    life: int = 0
+    node: str = ""
+    owner: ProcessId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """Who the engine belongs to, and the hands that are not the engine's."""
 
@@ -45,8 +59,7 @@ class Surroundings:
     node: str = ""
     incarnation: int = 0
     gcs_address: str = ""  # of Ray's control process
-    pool: str = ""  # by which the next life of the actor that owns the pool knows its engines; '' for none
-    pool_life: int = 0  # which life of that actor made this one
+    pool: OfPool = OfPool()
     home: Callable[[], Path] = home
     diagnose: Callable[[Fault], Diagnosis] = _diagnose
     write: Callable[[Incident], bool] = _write

@@ -22,7 +22,7 @@ from rayguard.actors.mark import Guarding, mark_of
 from rayguard.actors.memory.relief_actions import HOOK
 from rayguard.actors.methods import MARK, leave
 from rayguard.actors.token_logs import keep_tokens
-from rayguard.engine.context import Surroundings
+from rayguard.engine.context import OfPool, Surroundings
 from rayguard.errors import ConfigError, WeightsError
 from rayguard.faults.fault import Role
 from rayguard.harmless import harmless
@@ -198,7 +198,6 @@ def surroundings_of(owner: object) -> Surroundings:
         life = Incarnation.current()
     memory = ActorMemory(life.actor_id, part="engine")
     name = type(owner).__qualname__.rpartition(".")[2]
-    pool, pool_life = getattr(owner, "rayguard_pool", ("", 0))
     publishing.show(life, name)
     return Surroundings(
         target=name,
@@ -207,8 +206,7 @@ def surroundings_of(owner: object) -> Surroundings:
         node=life.node_id,
         incarnation=life.number,
         gcs_address=life.gcs_address,
-        pool=pool,
-        pool_life=pool_life,
+        pool=getattr(owner, "rayguard_pool", OfPool()),
         recall=memory.load,
         remember=memory.save,
         changed=publishing.refresh,

@@ -96,7 +96,7 @@ def let_go(home: Path, pool: str) -> None:
 
 
 def _is_of_last_pool(one: EngineLease, around: Surroundings) -> bool:
-    return bool(around.pool) and one.pool == around.pool and one.pool_life < around.pool_life
+    return bool(around.pool.name) and one.pool == around.pool.name and one.pool_life < around.pool.life
 
 
 def _wait_for_ends(left: list[EngineLease]) -> None:

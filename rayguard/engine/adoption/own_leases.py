@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from rayguard.process.identity import ProcessId
 if TYPE_CHECKING:
     from rayguard.engine.context import Surroundings
     from rayguard.engine.protocol import Engine
+
+_OWNER_DIES_S = 0.2  # its connections are closed before it is gone
 
 
 class OwnLeases:
@@ -75,10 +78,20 @@ class OwnLeases:
                 gcs_address=self._around.gcs_address,
                 prefork=prefork,
                 raylet=_raylet(),
-                pool=self._around.pool,
-                pool_life=self._around.pool_life,
+                pool=self._around.pool.name,
+                pool_life=self._around.pool.life,
             ).write(self.home)
             self._held.add(facts.core)
+
+    def orphaned(self) -> bool:
+        """Say whether the owner of the actor's pool has died, on this node: its next life may want the engine."""
+        pool = self._around.pool
+        if not self._held or pool.owner is None or pool.node != self._around.node:
+            return False
+        until = time.monotonic() + _OWNER_DIES_S
+        while pool.owner.alive() and time.monotonic() < until:
+            threading.Event().wait(_OWNER_DIES_S / 10)
+        return not pool.owner.alive()
 
     def revoke(self) -> None:
         """Let no engine of this slot outlive this process."""
@@ -102,5 +115,16 @@ def revoke_all() -> None:
         own.revoke()
 
 
+def _at_exit() -> None:
+    """Let no engine outlive a process that ends of its own accord; one that is killed runs nothing.
+
+    Ray ends the actors of an owner that has died in two ways at once, whichever comes first:
+    a kill, and a request to exit (SIGTERM). Both come to the same here.
+    """
+    if any(own.orphaned() for own in list(_all)):
+        os._exit(1)
+    revoke_all()
+
+
 _all: weakref.WeakSet[OwnLeases] = weakref.WeakSet()
-atexit.register(revoke_all)  # a process that ends of its own accord; one that is killed runs nothing
+atexit.register(_at_exit)

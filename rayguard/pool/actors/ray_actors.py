@@ -16,6 +16,7 @@ from rayguard.actors.quarantined_nodes import elsewhere
 from rayguard.actors.token_logs import LeftBehind, left_in
 from rayguard.engine.adoption import heirs
 from rayguard.engine.build.recipe_source import passed_to_vllm
+from rayguard.engine.context import OfPool
 from rayguard.engine.deadline import begun
 from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
@@ -90,8 +91,8 @@ class RayActors:
     def __init__(
         self, cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
     ) -> None:
-        self._pool, life = _known_as()
-        self._actor_class = actor_class(cls, options, (self._pool, life))
+        self._pool = _known_as()
+        self._actor_class = actor_class(cls, options, self._pool)
         _refuse_arguments(written_class(cls) if is_actor_class(cls) else cls, args, kwargs)
         self.target = f"RolloutPool({getattr(cls, '__name__', None) or self._actor_class.__name__})"
         self._args, self._kwargs = args, dict(kwargs)
@@ -167,13 +168,13 @@ class RayActors:
     def close(self) -> None:
         """Watch nothing any more."""
         self._deaths.close()
-        heirs.let_go(home(), self._pool)
+        heirs.let_go(home(), self._pool.name)
 
 
-def actor_class(cls: Any, options: Mapping[str, Any], pool: tuple[str, int] = ("", 0)) -> Any:
+def actor_class(cls: Any, options: Mapping[str, Any], pool: OfPool | None = None) -> Any:
     """Return the actor class to hire: the user's, that takes a pool's requests as well.
 
-    ``pool``: by what the next life of the pool's owner knows its engines, and which life this is.
+    ``pool``: which one it is, where its owner may have a next life.
 
     Raises:
         ConfigError: The class owns no engine.
@@ -191,7 +192,7 @@ def actor_class(cls: Any, options: Mapping[str, Any], pool: tuple[str, int] = ("
             "RolloutPool needs a class with build_engine(self, settings), as rayguard.RolloutMixin says; "
             f"got {cls!r}"
         )
-    named = {"__module__": plain.__module__, "__doc__": plain.__doc__, "rayguard_pool": pool}
+    named = {"__module__": plain.__module__, "__doc__": plain.__doc__, "rayguard_pool": pool or OfPool()}
     made = plain if is_member else type(plain.__name__, (PoolActor, plain), named)
     made.__qualname__ = plain.__qualname__
     chosen = {**given, **options}
@@ -236,16 +237,17 @@ def _kill(handle: Any, *, no_restart: bool) -> None:
             ray.kill(handle, no_restart=no_restart)
 
 
-def _known_as() -> tuple[str, int]:
-    """Return the pool's name for the next life of its owner, and which life this is; "" where none comes.
+def _known_as() -> OfPool:
+    """Return by what the next life of this process's actor knows its pool; without a name where none comes.
 
     An actor's first pool has the same name in each of its lives, as has its second.
     """
     with harmless("incarnation"):
         life = Incarnation.current()
         if life.actor_id and life.max_restarts:
-            return f"{life.actor_id}-{next(_numbers)}", life.number
-    return "", 0
+            name = f"{life.actor_id}-{next(_numbers)}"
+            return OfPool(name=name, life=life.number, node=life.node_id, owner=ProcessId.me())
+    return OfPool()
 
 
 def _here() -> str:

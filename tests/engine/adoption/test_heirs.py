@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 from rayguard.engine.adoption import actor_fate, heirs
 from rayguard.engine.adoption.lease import EngineLease, leases
-from rayguard.engine.context import Surroundings
-from rayguard.process.identity import ProcessId
+from rayguard.engine.context import OfPool, Surroundings
+from rayguard.process.identity import ProcessId, owner_mark
 from rayguard.ray_internals.rows import ActorRow
 
 OWNER, POOL = "a1b2", "a1b2-0"
@@ -60,8 +61,8 @@ def left(process, tmp_path):
     return leave
 
 
-def heir(actor_id, **more):
-    return Surroundings(actor_id=actor_id, **{"pool": POOL, "pool_life": 1, **more})
+def heir(actor_id):
+    return Surroundings(actor_id=actor_id, pool=OfPool(name=POOL, life=1))
 
 
 def as_another(monkeypatch, process):
@@ -149,3 +150,34 @@ def test_a_pool_that_closes_lets_go_of_what_nobody_went_on_with(left, tmp_path):
 def test_an_engine_waits_for_the_next_life_of_its_pools_owner(owner, told):
     """Not for that of an owner that goes on living, nor of one that is over."""
     assert actor_fate.said(ActorRow(actor_id="old", state="DEAD"), owner, 0) == told
+
+
+ENDING = """
+import sys
+from types import SimpleNamespace
+from rayguard.engine.adoption.own_leases import OwnLeases
+from rayguard.engine.context import OfPool, Surroundings
+from rayguard.home import home
+from rayguard.process.identity import ProcessId, owner_of
+
+core, owner, node = owner_of(sys.argv[1]), owner_of(sys.argv[2]), sys.argv[3]
+of = OfPool(name="a1b2-0", life=0, node=node, owner=owner)
+own = OwnLeases(30.0, Surroundings(actor_id="me", node="here", pool=of))
+facts = SimpleNamespace(core=core, arguments="", input_address="", output_address="", ready=b"")
+own.hand_in(SimpleNamespace(adoptable=lambda: facts), (), "")
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("dead", "node", "stays"), [(True, "here", True), (False, "here", False), (True, "elsewhere", False)]
+)
+def test_an_actor_that_exits_leaves_its_engine_where_its_pools_owner_has_died(
+    process, tmp_path, monkeypatch, dead, node, stays
+):
+    """Ray asks it to exit, or kills it, as chance will have it."""
+    monkeypatch.setenv("RAYGUARD_HOME", str(tmp_path))
+    marks = [owner_mark(process()), owner_mark(process(dead=dead))]
+    ended = subprocess.run([sys.executable, "-c", ENDING, *marks, node], check=False, timeout=100)
+    assert ended.returncode == (1 if stays else 3)
+    assert len(list(leases(tmp_path))) == int(stays)
