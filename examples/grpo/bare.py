@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import ray
 
-from examples.grpo.rollout import fuse_of
+from examples.grpo.rollout import LOOK_S, fuse_of
 from examples.grpo.samples import Sample
 from examples.grpo.sampling import engine_args, options_of
 
@@ -99,6 +99,11 @@ class BareRollout:
             ),
             weight_version=self.version,
         )
+
+    async def generated(self, _tokens: int) -> None:
+        """Return once the engine has requests: it does not say how far it is."""
+        while not self.engine.output_processor.has_unfinished_requests():
+            await asyncio.sleep(LOOK_S)
 
     async def push(self) -> str:
         """Bring the engine to the trainer's current weights and return their version."""

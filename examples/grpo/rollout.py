@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from examples.grpo.samples import Request
+
+LOOK_S = 0.001
 
 
 class Rollout(rayguard.RolloutMixin):
@@ -36,6 +39,11 @@ class Rollout(rayguard.RolloutMixin):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings.as_kwargs(**self.args)))
+
+    async def generated(self, tokens: int) -> None:
+        """Return once the engine has generated that many tokens in all: for whoever strikes it at work."""
+        while self.engine_status()["tokens_generated"] < tokens:
+            await asyncio.sleep(LOOK_S)
 
 
 class Rollouts:

@@ -84,7 +84,7 @@ class OwnLeases:
             self._held.add(facts.core)
 
     def orphaned(self) -> bool:
-        """Say whether the owner of the actor's pool has died, on this node: its next life may want the engine."""
+        """Say whether the actor's pool has lost its owner, on this node. The next one may want the engine."""
         pool = self._around.pool
         if not self._held or pool.owner is None or pool.node != self._around.node:
             return False
