@@ -102,7 +102,7 @@ class BareRollout:
 
     async def generated(self, _tokens: int) -> None:
         """Return once the engine has requests: it does not say how far it is."""
-        while not self.engine.output_processor.has_unfinished_requests():
+        while not self.engine.output_processor.has_unfinished_requests():  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
 
     async def push(self) -> str:
