@@ -78,7 +78,11 @@ def test_workers_are_forked_from_one_process_that_has_what_they_need(tmp_path, m
     worker.write_text(WORKER)
     (tmp_path / "threaded.py").write_text(THREADED)
     (tmp_path / "of_its_rank.py").write_text("import colorsys, os\nIT = os.environ.get('RANK')\n")
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    set_meanwhile = {
+        "OMP_NUM_THREADS",
+        "PYTORCH_NVML_BASED_CUDA_CHECK",
+    }  # the second by vLLM, in this process
+    environment = {name: value for name, value in os.environ.items() if name not in set_meanwhile}
     environment |= {"MINE": "here", "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
     command = [sys.executable, "-c", RAYLET, str(rayguard.preloaded(module)["py_executable"]), str(worker)]
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as raylet:
