@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
+import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+_LOCK_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_CREAT | os.O_RDWR
+_LOCK_POLL_S = 0.005
 
 
 def open_private(directory: Path) -> int:
@@ -43,6 +49,29 @@ def closed_after(file: int) -> Iterator[int]:
         yield file
     finally:
         os.close(file)
+
+
+@contextlib.contextmanager
+def locked(directory: int, name: str, within_s: float) -> Iterator[bool]:
+    """Hold the lock ``name`` of a directory; False when its holder (frozen by a signal, say) keeps it."""
+    with closed_after(os.open(name, _LOCK_FLAGS, 0o600, dir_fd=directory)) as lock:
+        got = _lock_in_time(lock, within_s)
+        try:
+            yield got
+        finally:
+            if got:  # closing is not enough: a child forked meanwhile has the same lock open
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def _lock_in_time(lock: int, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    pause = threading.Event()
+    while time.monotonic() < deadline:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        pause.wait(_LOCK_POLL_S)
+    return False
 
 
 def _step_into(here: int, name: str, directory: Path) -> int:

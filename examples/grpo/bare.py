@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,9 +101,10 @@ class BareRollout:
             weight_version=self.version,
         )
 
-    async def generated(self, _tokens: int) -> None:
+    async def generated(self, _tokens: int, within_s: float) -> None:
         """Return once the engine has requests: it does not say how far it is."""
-        while not self.engine.output_processor.has_unfinished_requests():  # noqa: ASYNC110
+        until = time.monotonic() + within_s
+        while not self.engine.output_processor.has_unfinished_requests() and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
 
     async def push(self) -> str:

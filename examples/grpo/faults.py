@@ -5,7 +5,6 @@ When: ``schedule``. The signals themselves: ``rayguard.testing.injector``.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from dataclasses import dataclass, field
@@ -84,8 +83,8 @@ class Disturbance:
         engine be faster all the same, the blow hits an idle one, and the verdict says so.
         """
         wanted = self.tokens[fault] + fault.after_tokens
-        with contextlib.suppress(ray.exceptions.GetTimeoutError):
-            ray.get(self.rollouts[fault.target].generated.remote(wanted), timeout=WORK_DEADLINE_S)
+        looking = self.rollouts[fault.target].generated.remote(wanted, WORK_DEADLINE_S)
+        ray.get(looking, timeout=WORK_DEADLINE_S + STATUS_DEADLINE_S)
 
     def _status(self, fault: PlannedFault) -> dict[str, Any]:
         answer = self.rollouts[fault.target].engine_status.remote()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -40,9 +41,10 @@ class Rollout(rayguard.RolloutMixin):
 
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**settings.as_kwargs(**self.args)))
 
-    async def generated(self, tokens: int) -> None:
+    async def generated(self, tokens: int, within_s: float) -> None:
         """Return once the engine has generated that many tokens in all: for whoever strikes it at work."""
-        while self.engine_status()["tokens_generated"] < tokens:  # noqa: ASYNC110 - it tells of no event
+        until = time.monotonic() + within_s
+        while self.engine_status()["tokens_generated"] < tokens and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
 
 

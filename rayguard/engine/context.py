@@ -40,7 +40,8 @@ def _write(incident: Incident) -> bool:
 class OfPool:
     """Whose pool an actor is of: ``name``, by which its owner's next life knows the engines, or nothing.
 
-    ``life`` is that of the owner which made this actor, ``owner`` its process, on ``node``.
+    The name: the owner's actor id, a dash, a number. ``life`` is that of the owner which made this actor,
+    ``owner`` its process, on ``node``.
     """
 
     name: str = ""

@@ -12,25 +12,22 @@ A network file system promises neither.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
 import os
 import stat
-import threading
-import time
-from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayguard.errors import ConfigError
 from rayguard.harmless import is_news
-from rayguard.private import open_private
+from rayguard.private import locked, open_private
 from rayguard.recovery.tail import CURRENT, Tail, folded, rotated
 from rayguard.recovery.tally import TALLY
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
 
     from rayguard.recovery.incident import Incident
@@ -39,7 +36,6 @@ _LOG = logging.getLogger("rayguard")
 _LOCK = "incidents.lock"
 # Long enough for any writer that lives (a write and its fsync take milliseconds), short enough for a caller.
 _LOCK_DEADLINE_S = 1.0
-_LOCK_POLL_S = 0.005
 _OURS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_CREAT | os.O_RDWR
 
 
@@ -87,10 +83,10 @@ class Journal:
     def _append(self, line: bytes) -> None:
         directory = open_private(self.directory)
         try:
-            with _locked(directory) as locked:
-                if locked:
+            with locked(directory, _LOCK, _LOCK_DEADLINE_S) as alone:
+                if alone:
                     self._rotate(directory, len(line))
-                _append_line(directory, line, alone=locked)
+                _append_line(directory, line, alone=alone)
         finally:
             os.close(directory)
 
@@ -134,32 +130,6 @@ def _append_line(directory: int, line: bytes, *, alone: bool) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-@contextmanager
-def _locked(directory: int) -> Iterator[bool]:
-    """Hold the writers' lock; False when its holder (frozen by a signal, say) does not let go in time."""
-    lock = os.open(_LOCK, _OURS, 0o600, dir_fd=directory)
-    try:
-        got = _lock_in_time(lock)
-        try:
-            yield got
-        finally:
-            if got:  # closing is not enough: a child forked meanwhile has the same lock open
-                fcntl.flock(lock, fcntl.LOCK_UN)
-    finally:
-        os.close(lock)
-
-
-def _lock_in_time(lock: int) -> bool:
-    deadline = time.monotonic() + _LOCK_DEADLINE_S
-    pause = threading.Event()
-    while time.monotonic() < deadline:
-        with suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        pause.wait(_LOCK_POLL_S)
-    return False
 
 
 def _follow(tail: Tail, stop: threading.Event, poll_s: float) -> Iterator[Incident]:

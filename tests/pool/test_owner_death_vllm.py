@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -44,9 +43,6 @@ class Owner:
 
     def generate(self, ids):
         return [(s.token_ids, s.cuts) for s in self.pool.generate(PROMPTS, LONG, ids=ids).samples]
-
-    def close(self):
-        self.pool.close()
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +82,7 @@ def get(reference):
 
 def engines(home):
     """The processes that wait, or serve, with a lease."""
-    return {one.core for one in leases(Path(home))}
+    return {one.core for one in leases(home)}
 
 
 def cut(owner, ids):

@@ -78,10 +78,7 @@ def test_workers_are_forked_from_one_process_that_has_what_they_need(tmp_path, m
     worker.write_text(WORKER)
     (tmp_path / "threaded.py").write_text(THREADED)
     (tmp_path / "of_its_rank.py").write_text("import colorsys, os\nIT = os.environ.get('RANK')\n")
-    set_meanwhile = {
-        "OMP_NUM_THREADS",
-        "PYTORCH_NVML_BASED_CUDA_CHECK",
-    }  # the second by vLLM, in this process
+    set_meanwhile = {"OMP_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK"}  # vLLM sets the second in a process
     environment = {name: value for name, value in os.environ.items() if name not in set_meanwhile}
     environment |= {"MINE": "here", "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
     command = [sys.executable, "-c", RAYLET, str(rayguard.preloaded(module)["py_executable"]), str(worker)]

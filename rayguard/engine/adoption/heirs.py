@@ -7,8 +7,6 @@ device. So is one of another actor that waits on the devices which this process 
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import logging
 import os
 import threading
@@ -19,12 +17,11 @@ from typing import TYPE_CHECKING
 from rayguard.engine.adoption import lease as leases
 from rayguard.engine.build.footprint import wait_for_memory
 from rayguard.harmless import harmless
-from rayguard.private import closed_after, open_private
+from rayguard.private import closed_after, locked, open_private
 from rayguard.process.identity import ProcessId
 from rayguard.process.tree import descendants, end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from rayguard.engine.adoption.lease import EngineLease
@@ -33,7 +30,7 @@ if TYPE_CHECKING:
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _FORCE_S = 5.0
 _LOCK = "heirs.lock"
-_TURN_S = 10.0  # others wait for actors that die, too
+_TURN_S = 10.0
 _DYING_S = 3.0
 _LOOK_S = 0.02
 _me = ProcessId.me
@@ -48,15 +45,19 @@ def claimed(home: Path, around: Surroundings) -> EngineLease | None:
     """
     if not around.actor_id:
         return None
-    with _turn(home):
-        left = list(leases.leases(home))
-        of_pool = [one for one in left if _is_of_last_pool(one, around)]
-        if of_pool:
-            _wait_for_ends(of_pool)
-        found = [one for one in left if one.actor_id == around.actor_id and is_free(one)][-1:] or [
+    _wait_for_ends(home, around)
+    folder = open_private(home / leases.FOLDER)
+    with closed_after(folder), locked(folder, _LOCK, _TURN_S) as alone:
+        if not alone:
+            raise TimeoutError(f"another process held {_LOCK} for {_TURN_S:g} s")
+        free = list(filter(is_free, leases.leases(home)))
+        own = [one for one in free if one.actor_id == around.actor_id][-1:]
+        found = own or [
             one
-            for one in of_pool
-            if is_free(one) and one.devices == devices() and (not one.awaited() or one.wanted_by == _me())
+            for one in free
+            if _is_of_last_pool(one, around)
+            and one.devices == devices()
+            and (not one.awaited() or one.wanted_by == _me())
         ]
         if not found:
             return None
@@ -89,8 +90,10 @@ def inherited(home: Path, around: Surroundings, applied: tuple[str, ...]) -> Eng
 
 def let_go(home: Path, pool: str) -> None:
     """Let no engine wait any more that an earlier life of a pool's owner has left. Never raises."""
+    if not pool:
+        return
     with harmless("adoption"):
-        for one in list(leases.leases(home)) if pool else ():
+        for one in list(leases.leases(home)):
             if one.pool == pool and is_free(one) and not one.awaited():
                 leases.remove(home, one.core)
 
@@ -99,32 +102,12 @@ def _is_of_last_pool(one: EngineLease, around: Surroundings) -> bool:
     return bool(around.pool.name) and one.pool == around.pool.name and one.pool_life < around.pool.life
 
 
-def _wait_for_ends(left: list[EngineLease]) -> None:
+def _wait_for_ends(home: Path, around: Surroundings) -> None:
     """Wait for the actors of a pool whose owner is dead: Ray ends them, each at its own time."""
+    left = [one for one in leases.leases(home) if _is_of_last_pool(one, around)]
     until = time.monotonic() + _DYING_S
     while not all(map(is_free, left)) and time.monotonic() < until:
         threading.Event().wait(_LOOK_S)
-
-
-@contextlib.contextmanager
-def _turn(home: Path) -> Iterator[None]:
-    """Choose inside, one process after the other. Raises ``TimeoutError`` where another one holds it."""
-    with closed_after(open_private(home / leases.FOLDER)) as folder:
-        lock = os.open(_LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=folder)
-    with closed_after(lock):
-        until = time.monotonic() + _TURN_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise TimeoutError(f"{_LOCK} is held for {_TURN_S:g} s") from None
-            threading.Event().wait(_LOOK_S)
-        try:
-            yield
-        finally:  # closing is not enough: a child that was forked meanwhile has it too
-            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def devices() -> str:

@@ -166,7 +166,7 @@ class RayActors:
             self._deaths.unwatch(process)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Watch nothing any more, and let no engine wait for this pool."""
         self._deaths.close()
         heirs.let_go(home(), self._pool.name)
 
