@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SOURCE = "EASYR1_SRC"
+PRELOADED = ", workers preloaded"
 _SCRIPT = "tests/frameworks/worker_groups/checks_easyr1.py"
 _RAN = (
     "verl.trainer.main and its trainer on the CPU, with RAYGUARD_PLUGIN='{}' and no more; workers under DDP and gloo in "
@@ -49,16 +50,23 @@ def read_lines(lines: list[dict[str, object]], version: str) -> FrameworkAnswer:
     """Return what the printed lines come to; ``sums`` are those of the parameters after each update."""
     runs = {str(line.get("run")): line for line in lines}
     bare, guarded = (runs.get(f"no fault, {mode}", {}) for mode in ("bare", "guarded"))
-    faults = [_fault(name, runs) for name in runs if f"{name}, bare" in runs and "no fault" not in name]
+    faults = [
+        _fault(name, runs) for name in runs if _bare_of(name) in runs and not name.startswith("no fault")
+    ]
     identical = bool(bare.get("sums")) and bare.get("sums") == guarded.get("sums")
     return FrameworkAnswer(
         version, _RAN, faults, identical, [problem(line) for line in lines if is_bad(line)]
     )
 
 
+def _bare_of(name: str) -> str:
+    """Return the name of the run without rayguard that a run with it stands beside."""
+    return f"{name.removesuffix(PRELOADED)}, bare"
+
+
 def _fault(name: str, runs: dict[str, dict[str, object]]) -> FaultAnswer:
     """Return one fault: its run with rayguard, beside the run of the same name that is bare."""
-    bare, found = runs[f"{name}, bare"], runs[name]
+    bare, found = runs[_bare_of(name)], runs[name]
     took: list[float] = found.get("recover_s") or []  # type: ignore[assignment]
     return FaultAnswer(
         fault=name,

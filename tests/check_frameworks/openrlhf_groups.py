@@ -16,9 +16,11 @@ from pathlib import Path
 
 import psutil
 
+import rayguard
 from tests.check_frameworks.openrlhf_absent import make_up
 from tests.frameworks.actor_groups import actor_group_checks as checks
 
+_READY = "tests.frameworks.actor_groups.openrlhf_ready"
 _OF = {"num_gpus": 1, "collective": True}
 
 
@@ -68,6 +70,27 @@ def told(check, name, *, fault, start_s, bare):
     return not said
 
 
+def begin(ray, more=None):
+    """Start Ray, with GPUs in name only."""
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    environment = {"worker_process_setup_hook": make_up, **(more or {})}
+    ray.init(address="local", num_cpus=8, num_gpus=8, runtime_env=environment, **quiet)
+
+
+def under_deaths(launcher, ray, expected, of, workers=""):
+    """Kill ranks at work; return whether the group went on as if they had not been."""
+    steps = partial(checks.check_steps_under_deaths, launcher, ray, folder(), expected, **_OF)
+    under_way = partial(checks.check_references_that_were_under_way, launcher, ray, folder(), **_OF)
+    elsewhere = partial(checks.check_a_group_that_another_process_trains, launcher, ray, folder(), **_OF)
+    struck = {
+        "group: rank 1, then rank 0 killed inside an update and between calls": steps,
+        "group: rank 1 killed with calls under way": under_way,
+        "group: rank 0 killed where another process trains": elsewhere,
+    }
+    came = [of(check, name + workers, fault=True) for name, check in struck.items()]
+    return all(came)
+
+
 def main():
     """Run all; return whether all is as it should be."""
     make_up()
@@ -75,15 +98,7 @@ def main():
     import ray
     from openrlhf.trainer.ray import launcher
 
-    ray.init(
-        address="local",
-        num_cpus=8,
-        num_gpus=8,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        runtime_env={"worker_process_setup_hook": make_up},
-    )
+    begin(ray)
     start_s = time.time() - psutil.Process().create_time()
     try:
         bare = ended_bare(launcher, ray)
@@ -92,17 +107,10 @@ def main():
         with checks.looked_after(launcher):
             same = checks.fault_free(launcher, ray, folder(), **_OF) == expected
         print(json.dumps({"no_fault_identical": same}), flush=True)
-        steps = partial(checks.check_steps_under_deaths, launcher, ray, folder(), expected, **_OF)
-        under_way = partial(checks.check_references_that_were_under_way, launcher, ray, folder(), **_OF)
-        elsewhere = partial(checks.check_a_group_that_another_process_trains, launcher, ray, folder(), **_OF)
-        return all(
-            [
-                same,
-                of(steps, "group: rank 1, then rank 0 killed inside an update and between calls", fault=True),
-                of(under_way, "group: rank 1 killed with calls under way", fault=True),
-                of(elsewhere, "group: rank 0 killed where another process trains", fault=True),
-            ]
-        )
+        whole = under_deaths(launcher, ray, expected, of)
+        ray.shutdown()
+        begin(ray, rayguard.preloaded(_READY))
+        return same & whole & under_deaths(launcher, ray, expected, of, ", workers preloaded")
     finally:
         ray.shutdown()
 

@@ -40,6 +40,7 @@ EASYR1 = [
         "said": "a line\nray.exceptions.ActorDiedError: gone\n",
     },
     {**BARE, "run": KILLED, "seconds": 90.0, "recover_s": [24.0, 30.0]},
+    {**BARE, "run": f"{KILLED}, workers preloaded", "seconds": 50.0, "recover_s": [6.0, 4.0]},
     {**BARE, "run": "no fault, guarded"},
 ]
 
@@ -102,7 +103,10 @@ def test_runs_of_easyr1_are_an_answer():
     """A fault is two runs: the one of the same name that is bare says how it ends, and when."""
     found = easyr1.read_lines(EASYR1, "b44b311")
     assert found.good
-    assert [(one.fault, one.seconds, one.ratio_to_restart) for one in found.faults] == [(KILLED, 30.0, 0.4)]
+    assert [(one.fault, one.seconds, one.ratio_to_restart) for one in found.faults] == [
+        (KILLED, 30.0, 0.4),
+        (f"{KILLED}, workers preloaded", 6.0, 0.1),
+    ]
     assert found.faults[0].bare == "exit 1: ray.exceptions.ActorDiedError: gone"
 
 

@@ -26,7 +26,10 @@ DYNAMIC_THREADS = "TORCHINDUCTOR_CPP_DYNAMIC_THREADS"
 # Of NVIDIA's driver, its boards (Jetson) and WSL; of ROCm; of Intel's.
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd", "/dev/dri")
 _LOOKS, _LOOK_S = 50, 0.01
-_OWN_LOOP_THREADS = ("ZMQbg/",)  # libzmq's: they wait in epoll and are left out of a fork unharmed
+# Of an allocator (pyarrow brings one) that is told of forks: in a child it does this work as memory is freed.
+TOLD_OF_FORKS = ("jemalloc_bg_thd",)
+# libzmq's: they wait in epoll and are left out of a fork unharmed
+_OWN_LOOP_THREADS = ("ZMQbg/", *TOLD_OF_FORKS)
 # As ``vllm.utils.ompmultiprocessing`` writes them around the start of a worker; others are the user's.
 _WORKER_CPUS = {
     "OMP_PLACES": r"^\{([\d,]+)\}$",

@@ -21,7 +21,7 @@ from collections import deque
 from multiprocessing import connection, forkserver
 from typing import TYPE_CHECKING, TypedDict
 
-from rayguard.engine.prefork.child import device_state, fork_workers, threads
+from rayguard.engine.prefork.child import TOLD_OF_FORKS, device_state, fork_workers, threads
 from rayguard.engine.prefork.left_engines import Owners
 
 if TYPE_CHECKING:
@@ -166,9 +166,11 @@ def unfit() -> str:
 
 def _unfit_to_fork() -> str:
     """Return what a fork of this process would break on, or an empty string."""
-    strangers = threads().keys() - {threading.get_native_id()}
+    own = threading.get_native_id()
+    strangers = [name for tid, name in threads().items() if tid != own and name not in TOLD_OF_FORKS]
     if strangers:
-        return f"the preload left {len(strangers)} threads behind, which a fork would lose"
+        names = ", ".join(sorted(set(strangers)))
+        return f"the preload left {len(strangers)} threads behind, which a fork would lose: {names}"
     return device_state()
 
 

@@ -336,6 +336,25 @@ def test_an_unfit_preload_is_refused_once(tmp_path, monkeypatch, guard_errors, c
     server.stop()
 
 
+def test_the_thread_of_an_allocator_that_is_told_of_forks_is_no_reason(tmp_path, monkeypatch):
+    """That of pyarrow has one as soon as it is imported."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "frees_later.py").write_text(
+        "import pathlib, threading\n"
+        "def wait():\n"
+        "    pathlib.Path('/proc/thread-self/comm').write_text('jemalloc_bg_thd')\n"
+        "    named.set()\n"
+        "    threading.Event().wait()\n"
+        "named = threading.Event()\n"
+        "threading.Thread(target=wait, daemon=True).start()\n"
+        "named.wait(10)\n"
+    )
+    server = PreforkServer(("frees_later",))
+    server.start()
+    assert server.ready(30)
+    server.stop()
+
+
 def test_a_preload_that_dies_is_told_and_tried_again(tmp_path, monkeypatch, guard_errors):
     """Killed for memory, say: that may pass."""
     monkeypatch.syspath_prepend(str(tmp_path))
