@@ -47,11 +47,10 @@ class RolloutPool:
     Args:
         cls: A class with ``build_engine`` (see ``RolloutMixin``) whose engine is vLLM's ``AsyncLLM``; plain,
             or what ``@ray.remote`` made of it.
-        *args: What each actor's ``__init__`` gets, with ``**kwargs``.
+        *args, **kwargs: What each actor's ``__init__`` gets.
         engines: How many actors.
         options: Ray's actor options, e.g. ``{"num_gpus": 1}``; over those of ``@ray.remote``.
         policy: What the pool may do and for how long.
-        **kwargs: See ``*args``.
     """
 
     def __init__(
@@ -66,7 +65,8 @@ class RolloutPool:
         from rayguard.pool.actors.ray_actors import RayActors  # noqa: PLC0415 - `import rayguard` stays free
 
         _check(engines)
-        self._begin(RayActors(cls, args, kwargs, options or {}), engines, policy or PoolPolicy())
+        policy = policy or PoolPolicy()
+        self._begin(RayActors(cls, args, kwargs, options or {}, policy.spares), engines, policy)
 
     @classmethod
     def of(cls, provider: ActorProvider, *, engines: int = 1, policy: PoolPolicy | None = None) -> Self:

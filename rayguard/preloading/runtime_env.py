@@ -53,14 +53,19 @@ def preloaded(*modules: str, runtime_env: Mapping[str, object] | None = None) ->
         if not is_module(name):
             raise ConfigError(f"preloaded() takes names of modules, as in an import statement; got {name!r}")
     asked = dict(runtime_env or {})
-    if others := [name for name in _OTHER_PYTHON if asked.get(name)]:
+    if other := with_another_python(asked):
         raise ConfigError(
-            f"preloaded() does not go with {others[0]!r} in a runtime_env, which gives workers another Python"
+            f"preloaded() does not go with {other!r} in a runtime_env, which gives workers another Python"
         )
     if sys.platform != "linux":
         return asked
     python = f"$(command -v {shlex.quote(sys.executable)} || command -v python3)"  # Ray has a shell run it
     return {**asked, "py_executable": starting(python, modules)}
+
+
+def with_another_python(runtime_env: Mapping[str, object]) -> str:
+    """Return what gives workers another Python than Ray's own, or an empty string."""
+    return next((name for name in _OTHER_PYTHON if runtime_env.get(name)), "")
 
 
 def starting(python: str, modules: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ class Owner:
 
     def __init__(self, model: str, current: str):
         options = {"num_cpus": 0, "runtime_env": rayguard.preloaded("vllm")}
-        policy = rayguard.PoolPolicy(progress=False)
+        policy = rayguard.PoolPolicy(progress=False, spares=2)
         self.pool = rayguard.RolloutPool(Rollout, model, current, engines=2, options=options, policy=policy)
 
     def ready(self):

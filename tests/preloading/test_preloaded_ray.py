@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import rayguard
+from rayguard.ray_internals import spare_workers
 
 GET_S = 120.0
 
@@ -31,6 +32,9 @@ class Plain:
             "threads": torch.get_num_threads(),
             "variable": os.environ.get("MINE"),
         }
+
+    def start_spare(self):
+        return spare_workers.start(1)
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +108,19 @@ def test_an_actor_that_is_ended_is_gone(ray_here):
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until
         threading.Event().wait(0.05)
+
+
+def test_the_next_life_begins_in_a_worker_that_waited(ray_here):
+    """It is older than the death of the life before, and has its imports, variables and threads."""
+    environment = rayguard.preloaded("colorsys", runtime_env={"env_vars": {"MINE": "waited"}})
+    one = actor(ray_here, environment, num_cpus=2)
+    first = facts(ray_here, one)
+    beside = set(psutil.Process(first["parent"]).children())
+    assert ray_here.get(one.start_spare.remote(), timeout=GET_S)
+    threading.Event().wait(5.0)  # until it has said to Ray that it is there
+    come = set(psutil.Process(first["parent"]).children()) - beside
+    os.kill(first["pid"], signal.SIGKILL)
+    threading.Event().wait(0.1)
+    second = facts(ray_here, one)
+    assert second["pid"] in {process.pid for process in come}
+    assert (second["variable"], second["threads"], second["begun_with"]) == ("waited", 2, ["colorsys"])

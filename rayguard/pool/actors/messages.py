@@ -58,6 +58,7 @@ class Hello:
     session: str
     pid: int = 0
     started: int = 0  # with ``pid`` it names the process for ever
+    age_s: float = 0.0  # of the process
     node_id: str = ""
     actor_id: str = ""
     capacity: int = 64  # requests that it can work on at once

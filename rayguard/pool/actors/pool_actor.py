@@ -12,6 +12,8 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from rayguard.actors.guard.mixins import RolloutMixin
 from rayguard.actors.life import current_life
 from rayguard.actors.methods import leave
@@ -22,6 +24,7 @@ from rayguard.pool.actors.messages import ActorReport, CallFailed, Finished, Hel
 from rayguard.pool.actors.outbox import Outbox
 from rayguard.pool.values.result import Sample
 from rayguard.process.identity import ProcessId
+from rayguard.ray_internals import spare_workers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,6 +89,11 @@ class PoolActor(RolloutMixin):
         self._life(session)
         return self._slot().proof
 
+    @leave
+    async def rayguard_start_spares(self, number: int) -> bool:
+        """Have Ray start workers beside this one, for next lives of the pool's actors; whether it heard."""
+        return await asyncio.to_thread(spare_workers.start, number)
+
     @property
     def rayguard_served(self) -> bool:
         """Whether a pool said hello to this process."""
@@ -123,6 +131,7 @@ class Serving:
             session=self.session,
             pid=me.pid,
             started=me.started,
+            age_s=time.time() - psutil.Process().create_time(),
             node_id=_here("get_node_id"),
             actor_id=_here("get_actor_id"),
             capacity=max(1, int(_AHEAD * int(facts.get("max_num_seqs", 64)))),

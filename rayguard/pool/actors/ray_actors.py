@@ -23,6 +23,7 @@ from rayguard.harmless import harmless
 from rayguard.home import home
 from rayguard.options import nearest
 from rayguard.pool.actors.pool_actor import ASYNC_ONLY, PoolActor
+from rayguard.pool.actors.spares import Spares, with_imports
 from rayguard.process.deaths import DeathWatch
 from rayguard.process.identity import ProcessId
 from rayguard.process.tree import end_group_of
@@ -89,10 +90,15 @@ class RayActors:
     """Hires actors of one class, with the same arguments."""
 
     def __init__(
-        self, cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+        self,
+        cls: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        spares: int = 0,
     ) -> None:
-        self._pool = _known_as()
-        self._actor_class = actor_class(cls, options, self._pool)
+        self._pool, self._spares = _known_as(), Spares(spares)
+        self._actor_class = actor_class(cls, options, self._pool, spares=spares)
         _refuse_arguments(written_class(cls) if is_actor_class(cls) else cls, args, kwargs)
         self.target = f"RolloutPool({getattr(cls, '__name__', None) or self._actor_class.__name__})"
         self._args, self._kwargs = args, dict(kwargs)
@@ -144,8 +150,10 @@ class RayActors:
         return None if process is None else process.state()
 
     def watch(self, name: str, hello: Hello, gone: Callable[[str], None]) -> None:
-        """Learn of the process's death from the kernel, where it runs on this node."""
+        """Learn of the process's death from the kernel, where it runs on this node; keep spares ready."""
         self._unwatch(name)
+        if missing := self._spares.missing(hello.node_id, hello.age_s):
+            self._actors[name].handle.rayguard_start_spares.remote(missing)
         if not hello.node_id or hello.node_id != self.node_id:
             return
         process = ProcessId(hello.pid, hello.started)
@@ -171,10 +179,10 @@ class RayActors:
         heirs.let_go(home(), self._pool.name)
 
 
-def actor_class(cls: Any, options: Mapping[str, Any], pool: OfPool | None = None) -> Any:
+def actor_class(cls: Any, options: Mapping[str, Any], pool: OfPool | None = None, *, spares: int = 0) -> Any:
     """Return the actor class to hire: the user's, that takes a pool's requests as well.
 
-    ``pool``: which one it is, where its owner may have a next life.
+    ``pool``: which one it is, where its owner may have a next life. ``spares``: workers that are kept for it.
 
     Raises:
         ConfigError: The class owns no engine.
@@ -196,6 +204,8 @@ def actor_class(cls: Any, options: Mapping[str, Any], pool: OfPool | None = None
     made = plain if is_member else type(plain.__name__, (PoolActor, plain), named)
     made.__qualname__ = plain.__qualname__
     chosen = {**given, **options}
+    if spares:
+        chosen = with_imports(chosen)
     return ray.remote(**chosen)(made) if chosen else ray.remote(made)
 
 

@@ -178,7 +178,8 @@ def _servers_of(actor: psutil.Process) -> list[psutil.Process]:
     """Return the processes that fork an actor's engines."""
     owner = ProcessId.of(actor.pid)
     assert owner is not None
-    servers = (one for one in psutil.process_iter() if "rayguard::prefork" in " ".join(one.cmdline()))
+    every = psutil.process_iter(["cmdline"])  # None of one that has died
+    servers = (one for one in every if "rayguard::prefork" in " ".join(one.info["cmdline"] or ()))
     found = [one for one in servers if owned_by(ProcessId.of(one.pid) or owner, owner_mark(owner))]
     assert found, "no server is the actor's"
     return found

@@ -95,7 +95,7 @@ def options(folder, run, *, ranks, prompts, steps):
     ]
 
 
-def trained(folder, *, mode, strikes=(), ranks=2, prompts=4, steps=4):
+def trained(folder, *, mode, strikes=(), ranks=2, prompts=4, steps=4, nan=""):  # noqa: PLR0913
     """Run EasyR1's ``main`` once. ``mode``: bare, guarded, preloaded (guarded, workers with their imports done)."""
     run = Path(tempfile.mkdtemp(prefix=f"{mode}-", dir=folder))
     sums, word = run / "sums", run / "strike"
@@ -109,6 +109,7 @@ def trained(folder, *, mode, strikes=(), ranks=2, prompts=4, steps=4):
         "EASYR1_CPU": "1",
         "EASYR1_SUMS": str(sums),
         "EASYR1_STRIKE": str(word),
+        "EASYR1_NAN": nan,
         "RAYGUARD_HOME": str(run / "home"),
         "RAY_OVERRIDE_RESOURCES": json.dumps({"GPU": ranks, "CPU": 16 + 5 * ranks}),
         "RAY_ADDRESS": "local",  # never a cluster that somebody else has started here
@@ -188,6 +189,15 @@ def check_seven_on_three(folder):
     )
 
 
+def check_nan(folder):
+    """Gradients of NaN in the second update: EasyR1 leaves the step out by itself, and so it does with rayguard."""
+    bare, guarded = (trained(folder, mode=mode, nan="2", steps=3) for mode in ("bare", "guarded"))
+    left_out = not bare.code and bare.steps == [1, 0, 1] and bare.sums[0] == bare.sums[1] != bare.sums[2]
+    whole = show("gradients of NaN, bare", bare, holds=left_out)
+    same = (guarded.code, guarded.sums, guarded.steps) == (bare.code, bare.sums, bare.steps)
+    return whole & show("gradients of NaN", guarded, holds=left_out and same)
+
+
 def check_places(folder):
     """All places are as they are known, in EasyR1's real modules; 640 answers on 6 workers are 107 each."""
     done = subprocess.run(
@@ -209,7 +219,12 @@ def check_places(folder):
     return holds
 
 
-CHECKS = {"places": check_places, "killed": check_workers_killed, "seven": check_seven_on_three}
+CHECKS = {
+    "places": check_places,
+    "killed": check_workers_killed,
+    "seven": check_seven_on_three,
+    "nan": check_nan,
+}
 
 
 def main(names=()):

@@ -2,7 +2,8 @@
 
 Samples depend on nothing but the weights and the prompts, so that a run that was interrupted can be held against
 one that was not. The sum of all parameters after each update goes to ``EASYR1_SUMS``; a rank dies where
-``EASYR1_STRIKE`` says so: lines of a method, a rank and the number of a call, of which the first holds.
+``EASYR1_STRIKE`` says so: lines of a method, a rank and the number of a call, of which the first holds. The gradients
+of update number ``EASYR1_NAN`` are NaN.
 """
 
 import json
@@ -84,6 +85,8 @@ class FSDPWorker(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def update_actor(self, data: DataProto):
         self._strike("update_actor")
+        if os.environ.get("EASYR1_NAN") == str(self.calls["update_actor"]):
+            data.batch["advantages"] = data.batch["advantages"] * float("nan")
         steps = []
         step = self.optimizer.step
         self.optimizer.step = lambda *a, **k: (steps.append(1), step(*a, **k))

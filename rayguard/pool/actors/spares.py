@@ -1,0 +1,44 @@
+"""How many workers each node of a pool keeps ready for the next life of an actor."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from rayguard.preloading.runtime_env import preloaded, with_another_python
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_STARTING_S = 3.0  # a worker that was asked for so lately was taken by nobody
+
+
+class Spares:
+    """Those of one pool, ``number`` on each node. Ray does not say which workers are idle: an estimate."""
+
+    def __init__(self, number: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._number, self._clock = number, clock
+        self._asked: dict[str, list[float]] = defaultdict(list)  # by node, when; those that nobody took
+
+    def missing(self, node: str, age_s: float) -> int:
+        """Return how many to ask for where an actor is ready on ``node``, whose process is ``age_s`` old.
+
+        A process that began after a worker was asked for is that worker, or has taken its place.
+        """
+        if not self._number or not node:
+            return 0
+        asked, now = self._asked[node], self._clock()
+        if asked and asked[0] < min(now - age_s, now - _STARTING_S):
+            asked.pop(0)
+        missing = self._number - len(asked)
+        asked.extend([now] * missing)
+        return missing
+
+
+def with_imports(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of an actor whose workers begin with vLLM imported, if its Python is Ray's own."""
+    runtime_env = dict(options.get("runtime_env") or {})
+    if with_another_python(runtime_env):
+        return dict(options)
+    return {**options, "runtime_env": preloaded("vllm", runtime_env=runtime_env)}
