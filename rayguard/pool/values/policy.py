@@ -31,7 +31,7 @@ class PoolPolicy:
     pool of 8 may hire 24 within an hour). The first comes at once, the next ones after 1, 4, ... 60 s; past
     that the pool goes on with fewer, and ``resize`` hires anew. 0 restarts: never.
     ``spares``: workers of Ray that wait on each node of the pool with vLLM imported and no engine: the next
-    life of an actor begins in one. About 60 MB each beside what they share; they end with the job.
+    life of an actor begins in one. 25 MB each beside what they share; they end with the job.
     ``hang_stopped_s`` / ``hang_busy_s``: silence after which an actor is ended whose process is stopped /
     is running (a blocked event loop: its engine works on meanwhile).
     ``ledger``: where requests with ids of the caller's, their tokens and their answers are kept for the next

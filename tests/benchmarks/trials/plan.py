@@ -44,6 +44,7 @@ class Fault(str, Enum):
     HEIR_KILL_ACTOR = "kill_actor_preloaded"  # its next life begins with its imports done
     SERVER_KILL_ACTOR = "kill_server_and_actor"  # the process that forked its engine, and the actor
     WAITING_KILL_ACTOR = "kill_actor_then_core"  # the engine's core while it waits for the next life
+    RAY_KILL_ACTOR = "ray_kill_actor"  # by Ray, which is to start it again
     KILL_OWNER = "kill_owner"  # of the pool: an actor, with which its engines die
 
     @property
@@ -101,7 +102,12 @@ _ELSEWHERE = {
     Place.ADAPTERS: (Fault.KILL_ADAPTERS,),
     Place.RANKS: (Fault.KILL_RANK,),
     Place.OWN_PUSHES: (Fault.OWN_PUSH_KILL_CORE, Fault.OWN_PUSH_KILL_ACTOR),
-    Place.HEIRS: (Fault.HEIR_KILL_ACTOR, Fault.SERVER_KILL_ACTOR, Fault.WAITING_KILL_ACTOR),
+    Place.HEIRS: (
+        Fault.HEIR_KILL_ACTOR,
+        Fault.SERVER_KILL_ACTOR,
+        Fault.WAITING_KILL_ACTOR,
+        Fault.RAY_KILL_ACTOR,
+    ),
     Place.OWNER: (Fault.KILL_OWNER,),
 }
 _PLACE_OF = {fault: place for place, faults in _ELSEWHERE.items() for fault in faults}

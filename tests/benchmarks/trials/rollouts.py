@@ -64,7 +64,7 @@ class Rollout(rayguard.RolloutMixin):
     """What a user writes, with a fuse and a witness in its engine's scheduler."""
 
     MORE: ClassVar[Mapping[str, Any]] = {}  # of vLLM's arguments
-    OPTIONS: ClassVar[Mapping[str, Any]] = {}  # of Ray's
+    SPARES: ClassVar[int] = 0
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -204,9 +204,9 @@ class OwnPushRollout(Rollout):
 
 @rayguard.guard(policy=guard_policy("process"))
 class HeirRollout(Rollout):
-    """Its workers are forked with vLLM imported, so that it is back as its engine waits."""
+    """Its next life begins in a worker that waits with vLLM imported, and goes on with the engine that waits."""
 
-    OPTIONS: ClassVar = {"runtime_env": rayguard.preloaded("vllm")}
+    SPARES: ClassVar = 1
 
 
 ROLLOUTS = {

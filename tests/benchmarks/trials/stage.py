@@ -164,9 +164,9 @@ def home(folder: Path) -> Path:
 @contextmanager
 def a_pool(folder: Path, engines: int, kind: type[Rollout]) -> Iterator[rayguard.RolloutPool]:
     """Make a pool and end it; returns when all engines serve."""
-    policy = rayguard.PoolPolicy(progress=False)
+    policy = rayguard.PoolPolicy(progress=False, spares=kind.SPARES)
     with rayguard.RolloutPool(
-        kind, str(folder), engines=engines, options={"num_cpus": 0, **kind.OPTIONS}, policy=policy
+        kind, str(folder), engines=engines, options={"num_cpus": 0}, policy=policy
     ) as pool:
         pool.wait_ready(timeout_s=START_S)
         yield pool

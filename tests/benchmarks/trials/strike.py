@@ -46,6 +46,7 @@ class Target:
 
     name: str
     actor_id: str
+    handle: Any
     actor: psutil.Process
     core: psutil.Process
     worker: psutil.Process
@@ -57,13 +58,15 @@ class Target:
     def of(cls, pool: Any, folder: Path, name: str, *, rank: int = 0) -> Target:
         """Look at an engine that serves; its worker is the one of ``rank``."""
         shown = pool.status()["engines"][name]
-        pids = ray.get(pool.handles[name].engine_status.remote(), timeout=STATUS_S)["pids"]
+        handle = pool.handles[name]
+        pids = ray.get(handle.engine_status.remote(), timeout=STATUS_S)["pids"]
         core = ProcessId.of(pids["core"])
         assert core is not None, f"{name} has no core"
         witness = CoreWitness(witnesses(folder) / name_of(core))
         return cls(
             name=name,
             actor_id=shown["actor_id"],
+            handle=handle,
             actor=psutil.Process(shown["pid"]),
             core=psutil.Process(pids["core"]),
             worker=psutil.Process(pids["workers"][rank]),
@@ -152,18 +155,16 @@ def _moment(has_come: Callable[[], bool], while_alive: threading.Thread) -> bool
 
 
 def _hit(fault: Fault, target: Target, blow: Blow) -> None:
-    process = target.core
-    if fault.of_actor:
-        process = target.actor
-    elif fault in {Fault.KILL_WORKER, Fault.STOP_WORKER, Fault.KILL_RANK}:
-        process = target.worker
+    process = _struck(fault, target)
     death = os.pidfd_open(process.pid)
     if fault is Fault.SERVER_KILL_ACTOR:
         for server in _servers_of(target.actor):
             server.kill()
     blow.begin(process.pid)
-    sign = signal.SIGTERM if fault is Fault.TERM_CORE else signal.SIGKILL
-    process.send_signal(signal.SIGSTOP if fault.stops else sign)
+    if fault is Fault.RAY_KILL_ACTOR:
+        ray.kill(target.handle, no_restart=False)
+    else:
+        process.send_signal(_sign(fault))
     if fault.of_actor:
         blow.seen = target.witness.read(target.seen)
     if not fault.stops and select.select([death], [], [], _DEATH_S)[0]:
@@ -172,6 +173,19 @@ def _hit(fault: Fault, target: Target, blow: Blow) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):  # it may end, where it cannot wait
                 target.core.kill()
     os.close(death)
+
+
+def _struck(fault: Fault, target: Target) -> psutil.Process:
+    if fault.of_actor:
+        return target.actor
+    in_worker = fault in {Fault.KILL_WORKER, Fault.STOP_WORKER, Fault.KILL_RANK}
+    return target.worker if in_worker else target.core
+
+
+def _sign(fault: Fault) -> signal.Signals:
+    if fault.stops:
+        return signal.SIGSTOP
+    return signal.SIGTERM if fault is Fault.TERM_CORE else signal.SIGKILL
 
 
 def _servers_of(actor: psutil.Process) -> list[psutil.Process]:
