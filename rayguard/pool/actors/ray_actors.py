@@ -97,7 +97,8 @@ class RayActors:
         options: Mapping[str, Any],
         spares: int = 0,
     ) -> None:
-        self._pool, self._spares = _known_as(), Spares(spares)
+        self._pool = _known_as()
+        self._spares = Spares(spares, some_left=self._pool.life > 0)
         self._actor_class = actor_class(cls, options, self._pool, spares=spares)
         _refuse_arguments(written_class(cls) if is_actor_class(cls) else cls, args, kwargs)
         self.target = f"RolloutPool({getattr(cls, '__name__', None) or self._actor_class.__name__})"

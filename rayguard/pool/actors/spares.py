@@ -17,8 +17,11 @@ _STARTING_S = 3.0  # a worker that was asked for so lately was taken by nobody
 class Spares:
     """Those of one pool, ``number`` on each node. Ray does not say which workers are idle: an estimate."""
 
-    def __init__(self, number: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._number, self._clock = number, clock
+    def __init__(
+        self, number: int, *, some_left: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``some_left``: by an earlier life of the pool's owner, so that each actor took one, and no more."""
+        self._number, self._some_left, self._clock = number, some_left, clock
         self._asked: dict[str, list[float]] = defaultdict(list)  # by node, when; those that nobody took
 
     def missing(self, node: str, age_s: float) -> int:
@@ -31,7 +34,7 @@ class Spares:
         asked, now = self._asked[node], self._clock()
         if asked and asked[0] < min(now - age_s, now - _STARTING_S):
             asked.pop(0)
-        missing = self._number - len(asked)
+        missing = min(self._number - len(asked), 1 if self._some_left else self._number)
         asked.extend([now] * missing)
         return missing
 

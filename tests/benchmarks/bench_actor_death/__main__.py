@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -69,8 +70,11 @@ class Rollout(rayguard.RolloutMixin):
         )
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
 
-    async def generate(self, number: int, tokens: int = TOKENS) -> tuple[list[int], float]:
-        """Return the tokens, and when the first of them came (wall clock, seconds)."""
+    async def generate(self, number: int, tokens: int = TOKENS, call: str = "") -> tuple[list[int], float]:
+        """Return the tokens, and when the first of them came (wall clock, seconds).
+
+        ``call``: none has the name of another, or it would go on with what that one's answer left in a token log.
+        """
         from vllm import SamplingParams
 
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, repetition_penalty=1.2)
@@ -78,7 +82,7 @@ class Rollout(rayguard.RolloutMixin):
         async def use(engine):
             first = 0.0
             async for output in engine.generate(
-                {"prompt_token_ids": PROMPTS[number]}, params, f"request-{number}-{tokens}"
+                {"prompt_token_ids": PROMPTS[number]}, params, f"request-{number}-{call}"
             ):
                 first, last = first or time.time(), output
             return list(last.outputs[0].token_ids), first
@@ -112,6 +116,7 @@ class Bench:
         for name in WAYS:
             assert [tokens for tokens, _ in self.answers(name)] == self.expected
         self.start_spare()
+        self.calls = itertools.count()
         self.seconds: dict[str, list[float]] = {name: [] for name in (*WAYS, "core")}
         self.not_identical = self.lost = self.not_adopted = 0
 
@@ -130,7 +135,8 @@ class Bench:
         """Kill an actor, or its engine's core, while it generates; return the seconds to the next first token."""
         actor = self.actors[name]
         before, pause = self.get(actor.status.remote()), threading.Event()
-        running = [actor.generate.remote(number) for number in range(len(PROMPTS))]
+        call = str(next(self.calls))
+        running = [actor.generate.remote(number, call=call) for number in range(len(PROMPTS))]
         until = time.monotonic() + GET_S
         while self.get(actor.status.remote())["tokens_generated"] < before["tokens_generated"] + 50:
             assert time.monotonic() < until, "no token came"
@@ -138,7 +144,7 @@ class Bench:
         struck = time.time()
         os.kill(before["pids"]["core"] if core else before["pid"], signal.SIGKILL)
         pause.wait(0.05)  # a call that is sent to a process that dies just then would be one that was cut
-        _, first = self.get(actor.generate.remote(0, 1))
+        _, first = self.get(actor.generate.remote(0, 1, f"{call}-first"))
         answers = [self.get(reference)[0] for reference in running]
         self.lost += sum(not answer for answer in answers)
         self.not_identical += sum(a != b for a, b in zip(answers, self.expected, strict=True))

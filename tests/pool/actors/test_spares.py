@@ -49,6 +49,12 @@ def test_each_node_has_its_own(clock):
     assert spares.missing("one", age_s=59.0) == 1
 
 
+def test_what_an_earlier_life_of_the_owner_left_is_not_asked_for_again(clock):
+    """An actor takes one of those at most."""
+    spares = Spares(3, some_left=True, clock=clock)
+    assert [spares.missing("node", age_s=1.0) for _ in range(5)] == [1, 1, 1, 0, 0]
+
+
 def test_without_spares_nothing_is_asked_for(clock):
     assert Spares(0, clock=clock).missing("node", age_s=9.0) == 0
 
