@@ -48,10 +48,10 @@ def test_one_pool_comes_after_the_other():
     """Engines of all of them at once would starve each other."""
     places = [trial.place for trial in plan(200, 0, SIZE)]
     assert places == [place for place in Place for _ in range(places.count(place))]
-    assert places.count(Place.PLAIN) == 95
+    assert places.count(Place.PLAIN) == 91
     assert places.count(Place.STANDBY) == 40
-    assert places.count(Place.HEIRS) == 16
-    assert {places.count(place) for place in Place} == {95, 40, 16, 13, 10}
+    assert places.count(Place.HEIRS) == 20
+    assert {places.count(place) for place in Place} == {91, 40, 20, 13, 10}
 
 
 def test_trials_of_chosen_kinds_can_be_held_alone():

@@ -133,7 +133,7 @@ SHARES = {  # of all trials; the others are held on the plain pool
     Place.ADAPTERS: 1 / 20,
     Place.RANKS: 1 / 15,
     Place.OWN_PUSHES: 1 / 15,
-    Place.HEIRS: 2 / 25,
+    Place.HEIRS: 1 / 10,
     Place.OWNER: 1 / 15,
 }
 APIS = ("generate", "as_completed", "submit")
