@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_LOCK_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_CREAT | os.O_RDWR
+OPEN_OURS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_CREAT | os.O_RDWR
 _LOCK_POLL_S = 0.005
 
 
@@ -54,7 +54,7 @@ def closed_after(file: int) -> Iterator[int]:
 @contextlib.contextmanager
 def locked(directory: int, name: str, within_s: float) -> Iterator[bool]:
     """Hold the lock ``name`` of a directory; False when its holder (frozen by a signal, say) keeps it."""
-    with closed_after(os.open(name, _LOCK_FLAGS, 0o600, dir_fd=directory)) as lock:
+    with closed_after(os.open(name, OPEN_OURS, 0o600, dir_fd=directory)) as lock:
         got = _lock_in_time(lock, within_s)
         try:
             yield got

@@ -19,15 +19,18 @@ _MAX_MESSAGE_BYTES = 512 << 20  # as Ray's own clients allow
 _BORROWED = 0  # the task status of a reference that its holder does not own
 _DRIVER = 1  # the type of a worker
 
+ASKED_WITH = {  # any raylet
+    "grpc": "ray._private.grpc_utils:grpc",
+    "channel": "ray._private.grpc_utils:init_grpc_channel",  # adds the cluster's token
+    "stub": "ray.core.generated.node_manager_pb2_grpc:NodeManagerServiceStub",
+}
 _stats = Capability(
     "statistics of the object store",
     "how full it is and who holds how much is not known",
     {
-        "grpc": "ray._private.grpc_utils:grpc",
-        "channel": "ray._private.grpc_utils:init_grpc_channel",  # adds the cluster's token
+        **ASKED_WITH,
         "request": "ray.core.generated.node_manager_pb2:GetNodeStatsRequest",
         "reply": "ray.core.generated.node_manager_pb2:GetNodeStatsReply",
-        "stub": "ray.core.generated.node_manager_pb2_grpc:NodeManagerServiceStub",
     },
     test=lambda found: _try_out(found["reply"]()),
 )
@@ -56,6 +59,15 @@ class StoreMemory:
     spilled_total: int = 0  # written to disk since the raylet's start
     objects: int = 0
     users: tuple[StoreUser, ...] = ()
+
+
+def raylets() -> dict[str, str]:
+    """Return where the raylets of the living nodes listen (host:port), by node id. Needs a connected Ray."""
+    import ray  # noqa: PLC0415 - only where Ray runs
+
+    return {
+        n["NodeID"]: f"{n['NodeManagerAddress']}:{n['NodeManagerPort']}" for n in ray.nodes() if n["Alive"]
+    }
 
 
 class StoreProbe:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from rayguard.ray_internals.capability import Capability
+from rayguard.ray_internals.node_stats import ASKED_WITH, raylets
 
 _DEADLINE_S = 5.0
 _KEEP_S = 30 * 24 * 3_600  # else Ray ends them as soon as there are more of them than CPUs
@@ -17,11 +18,9 @@ _prestart = Capability(
     "spare workers",
     "the next life of an actor waits for its process to start",
     {
-        "grpc": "ray._private.grpc_utils:grpc",
-        "channel": "ray._private.grpc_utils:init_grpc_channel",  # adds the cluster's token
+        **ASKED_WITH,
         "request": "ray.core.generated.node_manager_pb2:PrestartWorkersRequest",
         "python": "ray.core.generated.common_pb2:Language.PYTHON",
-        "stub": "ray.core.generated.node_manager_pb2_grpc:NodeManagerServiceStub",
     },
     test=lambda found: _request(found, 1, b"", ""),
 )
@@ -31,14 +30,10 @@ def start(number: int) -> bool:
     """Have the raylet of this worker start ``number`` more like it; return whether it heard."""
     import ray  # noqa: PLC0415 - only where Ray runs
 
-    if not _prestart.usable():
-        return False
     here = ray.get_runtime_context()
-    address = next(
-        f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
-        for node in ray.nodes()
-        if node["NodeID"] == here.get_node_id()
-    )
+    address = raylets().get(here.get_node_id()) if _prestart.usable() else None
+    if address is None:
+        return False
     found = _prestart.found()
     request = _request(found, number, bytes.fromhex(here.get_job_id()), here.get_runtime_env_string())
     try:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from rayguard.errors import ConfigError
 from rayguard.harmless import is_news
-from rayguard.private import locked, open_private
+from rayguard.private import OPEN_OURS, locked, open_private
 from rayguard.recovery.tail import CURRENT, Tail, folded, rotated
 from rayguard.recovery.tally import TALLY
 
@@ -36,7 +36,6 @@ _LOG = logging.getLogger("rayguard")
 _LOCK = "incidents.lock"
 # Long enough for any writer that lives (a write and its fsync take milliseconds), short enough for a caller.
 _LOCK_DEADLINE_S = 1.0
-_OURS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_CREAT | os.O_RDWR
 
 
 class Journal:
@@ -117,7 +116,7 @@ class Journal:
 
 
 def _append_line(directory: int, line: bytes, *, alone: bool) -> None:
-    file = os.open(CURRENT, _OURS | os.O_APPEND, 0o600, dir_fd=directory)
+    file = os.open(CURRENT, OPEN_OURS | os.O_APPEND, 0o600, dir_fd=directory)
     try:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode):

@@ -14,7 +14,7 @@ from rayguard.actors.life.retries import ray_repeats
 from rayguard.actors.methods import state_methods
 from rayguard.home import home
 from rayguard.ray_internals import object_refs
-from rayguard.ray_internals.node_stats import StoreProbe
+from rayguard.ray_internals.node_stats import StoreProbe, raylets
 from rayguard.ray_internals.worker import this_actor
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def held_elsewhere() -> str:
     if not mine:
         return ""
     me, others = ray.get_runtime_context().get_worker_id(), 0
-    for address in _raylets():
+    for address in raylets().values():
         rows = _references(address)
         if rows is None:
             return f"the raylet at {address} does not say whether others hold objects of this process"
@@ -97,12 +97,6 @@ def held_elsewhere() -> str:
             1 for worker, held in rows if worker != me and held in mine and object_refs.is_owner(core, held)
         )
     return f"others hold {others} objects that this process owns" if others else ""
-
-
-def _raylets() -> list[str]:
-    import ray  # noqa: PLC0415
-
-    return [f"{n['NodeManagerAddress']}:{n['NodeManagerPort']}" for n in ray.nodes() if n["Alive"]]
 
 
 def _references(address: str) -> list[tuple[str, str]] | None:

@@ -45,7 +45,8 @@ def claimed(home: Path, around: Surroundings) -> EngineLease | None:
     """
     if not around.actor_id:
         return None
-    _wait_for_ends(home, around)
+    if around.pool.name:
+        _wait_for_ends(home, around)
     folder = open_private(home / leases.FOLDER)
     with closed_after(folder), locked(folder, _LOCK, _TURN_S) as alone:
         if not alone:

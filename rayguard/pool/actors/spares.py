@@ -32,7 +32,7 @@ class Spares:
         if not self._number or not node:
             return 0
         asked, now = self._asked[node], self._clock()
-        if asked and asked[0] < min(now - age_s, now - _STARTING_S):
+        if asked and now - asked[0] > max(age_s, _STARTING_S):
             asked.pop(0)
         missing = min(self._number - len(asked), 1 if self._some_left else self._number)
         asked.extend([now] * missing)
