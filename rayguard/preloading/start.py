@@ -73,7 +73,7 @@ def _start(door: str, modules: Sequence[str], arguments: Sequence[str]) -> None:
             return
         listener.listen(64)
         if sibling() == 0:
-            os.setsid()  # not of a worker's process group, which Ray ends with the worker
+            os.setpgid(0, 0)  # not of a worker's process group, which Ray ends with the worker
             os.set_inheritable(listener.fileno(), True)  # noqa: FBT003 - Python's
             command = ["-m", "rayguard.preloading.server", str(listener.fileno()), ",".join(modules)]
             os.execv(sys.executable, [sys.executable, *command, arguments[0]])  # noqa: S606 - no shell is needed

@@ -34,6 +34,7 @@ found = {
     "arguments": sys.argv[1:],
     "parent": os.getppid(),
     "leads": os.getpgid(0) == os.getpid(),
+    "session": os.getsid(0),
     "variables": [os.environ["MINE"], os.environ["RAY_JOB_ID"], os.environ["RANK"],
                   os.environ.get("OMP_NUM_THREADS"),
                   os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")],
@@ -100,6 +101,7 @@ def test_workers_are_forked_from_one_process_that_has_what_they_need(tmp_path, m
             "arguments": [number],
             "parent": raylet.pid,
             "leads": True,
+            "session": os.getsid(0),  # with autogroups, whoever has one of his own is scheduled apart
             "variables": ["here", f"0{number}000000", number, None, None],
             "here": ["__main__", str(worker), 1],
             "thread": True,

@@ -181,6 +181,19 @@ def test_every_process_carries_the_owners_mark(shared):
         assert finished(process) == -9
 
 
+def test_what_outlives_its_owner_leaves_his_group_and_not_his_session():
+    """Ray ends the group of a dead worker; a session of its own would be scheduled apart (autogroups)."""
+    server = PreforkServer(MODULES, keep_s=5.0)
+    server.start()
+    try:
+        assert server.ready(30)
+        group, session = asked(server, "(os.getpgid(0), os.getsid(0))")
+        assert group not in (os.getpgrp(), 0)
+        assert session == os.getsid(0)
+    finally:
+        server.stop()
+
+
 def test_the_server_has_one_thread(shared):
     """Fork loses all others, with whatever locks they hold."""
     assert psutil.Process(shared.pid).num_threads() == 1
