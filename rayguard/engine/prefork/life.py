@@ -64,10 +64,10 @@ class ServerLife:
     def __init__(self, modules: Sequence[str], *, keep_s: float = 0.0) -> None:
         """Start it.
 
-        ``keep_s``: seconds for which it outlives its owner and waits for another one. It is in a process group
-        of its own then, and nobody's child: Ray ends the group and what descends from an actor that it ends.
-        Not in a session of its own: with Linux' autogroups each session has a share of the processors of its
-        own, engines wait for each other in longer slices, and steps took 1.5 times as long.
+        ``keep_s``: seconds for which it outlives its owner and waits for another one. It is in a process
+        group of its own then, and nobody's child: Ray ends the group and what descends from an actor that it
+        ends. Not in a session of its own: with Linux' autogroups each session is scheduled apart, engines
+        wait for each other in longer slices, and steps took 1.5 times as long.
         """
         self._keep_s, self._apart = keep_s, keep_s > 0
         self._process: ProcessId | None = None
