@@ -54,8 +54,9 @@ class Rollouts:
     def __init__(
         self, model_dir: str, fuses: Path, weights: Callable[[], object] | None = None, *, engines: int
     ) -> None:
-        policy = rayguard.PoolPolicy(progress=False)  # the demo draws a view of its own
-        # A killed actor is back without importing vLLM again, and its engine has waited for it.
+        # The demo draws a view of its own. A killed actor begins its next life in a worker that waits with
+        # vLLM imported, and goes on with the engine, which waits as well.
+        policy = rayguard.PoolPolicy(progress=False, spares=1)
         options = {"runtime_env": rayguard.preloaded("vllm")}
         self.pool = rayguard.RolloutPool(
             Rollout, model_dir, fuses, weights, engines=engines, options=options, policy=policy
