@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from ahocorasick_rs import AhoCorasick
 
+from rayguard.faults.quote import clean
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -92,5 +94,5 @@ def scene_of(seen: Iterable[Witness], fragments: Fragments) -> Scene:
     for witness in seen:
         scene.see(f"{witness.quote} {witness.text}")
         for frame in witness.frames:
-            scene.see(f"{frame.file} in {frame.function} {frame.code}")
+            scene.see(clean(f"{frame.file} in {frame.function} {frame.code}", MAX_CHARS))
     return scene

@@ -282,6 +282,13 @@ def test_no_garbage_upsets_the_diagnosis(fault):
         text.encode("utf-8")
 
 
+def test_a_lone_surrogate_in_a_line_of_code_upsets_nothing():
+    broken = ExceptionFact(
+        type_name="ValueError", message="x", frames=(Frame("a.py", 1, "f", "x = '\ud800'"),)
+    )
+    assert isinstance(diagnose(Fault(role=Role.ROLLOUT, exceptions=(broken,))), Diagnosis)
+
+
 def _best_of(times, call):
     def once():
         start = time.perf_counter()

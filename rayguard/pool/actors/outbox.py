@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 SETTLE_S = 0.01  # after the first event, for others that come at the same moment
 PROGRESS_S = 0.1  # tokens alone are no hurry: they are told together
-PROGRESS_S_A_REQUEST = 0.02  # more for each that runs: to tell 16 of two engines took 5 % of two processors
-PROGRESS_S_AT_MOST = 0.5
 
 
 class Outbox:
@@ -60,7 +58,7 @@ class Outbox:
         if not self._urgent.is_set():
             await _within(self._any, wait_s)
             if self._any.is_set():
-                await _within(self._urgent, progress_s(len(self._known)))
+                await _within(self._urgent, PROGRESS_S)
         if self._urgent.is_set() and self._known:  # of no request, nothing else will come
             await asyncio.sleep(SETTLE_S)
         return self._first, tuple(self._events)
@@ -103,11 +101,6 @@ class Outbox:
 
     def behind(self, tokens: int) -> None:
         """What the pool has not heard of when this process dies, the token log tells."""
-
-
-def progress_s(running: int) -> float:
-    """Return how long tokens alone may wait to be told, while so many requests run."""
-    return min(PROGRESS_S_AT_MOST, PROGRESS_S + PROGRESS_S_A_REQUEST * running)
 
 
 async def _within(event: asyncio.Event, wait_s: float) -> None:

@@ -30,10 +30,3 @@ def test_an_answer_waits_a_moment_for_those_of_others(monkeypatch):
     monkeypatch.setattr(outbox, "SETTLE_S", LONG_S)
     with pytest.raises((TimeoutError, asyncio.TimeoutError)):
         asyncio.run(told(("other",)))
-
-
-def test_tokens_alone_are_told_the_rarer_the_more_requests_run():
-    waits = [outbox.progress_s(running) for running in (0, 1, 16, 256)]
-    assert waits == sorted(set(waits))
-    assert waits[0] == outbox.PROGRESS_S
-    assert waits[-1] == outbox.PROGRESS_S_AT_MOST
