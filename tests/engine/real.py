@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 from rayguard.actors.guard.mixins import RolloutMixin
 from rayguard.recovery.journal import default_journal
@@ -83,6 +85,25 @@ class Owner(RolloutMixin):
             gone.set()
             thread.join(60)
         assert len(struck) == 1, "the fault must have fired"
+
+
+@contextmanager
+def local_ray(name):
+    """A Ray of two cores whose workers find these tests, and a folder, both gone afterwards; for a script."""
+    import ray
+
+    os.environ.update(ENVIRONMENT)
+    with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
+        os.environ |= {"RAYGUARD_HOME": f"{folder}/home", "RAY_AUTH_MODE": "disabled"}
+        path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        ray.init(
+            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+        )
+        try:
+            yield folder
+        finally:
+            ray.shutdown()
 
 
 def incidents():

@@ -59,7 +59,7 @@ class Outbox:
             await _within(self._any, wait_s)
             if self._any.is_set():
                 await _within(self._urgent, PROGRESS_S)
-        if self._urgent.is_set() and self._known:  # of no request, nothing else will come
+        if self._urgent.is_set() and self._known:  # with no request left, nothing else will come
             await asyncio.sleep(SETTLE_S)
         return self._first, tuple(self._events)
 

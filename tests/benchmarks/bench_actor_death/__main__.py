@@ -12,7 +12,7 @@ undisturbed engine, or a bar is missed: a median of 1.5 s and at most 3 s with a
 
 While the first is killed another actor makes short steps: ``survivor_step_ratio`` is the median step from the signal to
 the first token, by those just before, when both generate. ``prefilled_again_ratio`` is the part of their prompts that
-the cut requests did not find in the engine's cache again. ``doubled`` counts answers longer than was asked.
+the cut requests did not find in the engine's cache, where earlier ones with the same prompts left them too. ``doubled`` counts answers longer than was asked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -35,7 +34,7 @@ import rayguard
 from rayguard import GuardPolicy, RestartBudget
 from rayguard.ray_internals import spare_workers
 from rayguard.testing import tiny_qwen
-from tests.engine.real import ENVIRONMENT
+from tests.engine.real import local_ray
 
 PROMPTS = [[20 + n, 7, 90 + 3 * n, 11] * 65 for n in range(6)]  # two blocks of the CPU's cache and some
 TOKENS, STEP_TOKENS = 160, 16
@@ -124,9 +123,9 @@ class Bench:
             name: actor.options(**workers.get(name, {})).remote(model, keep_s)
             for name, keep_s in WAYS.items()
         }
-        self.expected = [tokens for tokens, *_ in self.answers("old way")]
+        self.expected = [tokens for tokens, _ in self.answers("old way")]
         for name in WAYS:
-            assert [tokens for tokens, *_ in self.answers(name)] == self.expected
+            assert [tokens for tokens, _ in self.answers(name)] == self.expected
         self.start_spare()
         self.calls = itertools.count()
         self.seconds: dict[str, list[float]] = {name: [] for name in (*WAYS, "core")}
@@ -147,6 +146,11 @@ class Bench:
 
     def kill(self, name: str, *, core: bool = False) -> float:
         """Kill an actor, or its engine's core, while it generates; return the seconds to the next first token."""
+        struck, first = self._killed(name, core=core)
+        return first - struck
+
+    def _killed(self, name: str, *, core: bool = False) -> tuple[float, float]:
+        """Return when it was killed and when the next first token came (wall clock, seconds)."""
         actor = self.actors[name]
         before, pause = self.get(actor.status.remote()), threading.Event()
         call = str(next(self.calls))
@@ -155,7 +159,7 @@ class Bench:
         while self.get(actor.status.remote())["tokens_generated"] < before["tokens_generated"] + 50:
             assert time.monotonic() < until, "no token came"
             pause.wait(0.005)
-        self.struck = struck = time.time()
+        struck = time.time()
         os.kill(before["pids"]["core"] if core else before["pid"], signal.SIGKILL)
         pause.wait(0.05)  # a call that is sent to a process that dies just then would be one that was cut
         _, first = self.get(actor.generate.remote(0, 1, f"{call}-first"))
@@ -171,7 +175,7 @@ class Bench:
         self.seconds["core" if core else name].append(first - struck)
         if name == "spare":
             self.start_spare()
-        return first - struck
+        return struck, first
 
     def kill_beside(self, name: str, beside: str) -> float:
         """Do as ``kill``, while ``beside`` makes steps; keep how much longer they took until it was back."""
@@ -187,18 +191,19 @@ class Bench:
 
         thread = threading.Thread(target=stepping)
         thread.start()
-        since, ask = time.time(), self.actors[name].generate.remote
-        self.get([ask(n, call=f"load-{next(self.calls)}") for n in range(len(PROMPTS))])
-        until = time.time()
-        seconds = self.kill(name)
-        over.set()
-        thread.join(GET_S)
-        struck = self.struck
+        try:
+            since, ask = time.time(), self.actors[name].generate.remote
+            self.get([ask(n, call=f"load-{next(self.calls)}") for n in range(len(PROMPTS))])
+            until = time.time()
+            struck, first = self._killed(name)
+        finally:
+            over.set()
+            thread.join(GET_S)
         before = [end - start for start, end in steps if since <= start and end <= until]
-        meanwhile = [end - start for start, end in steps if end > struck and start < struck + seconds]
+        meanwhile = [end - start for start, end in steps if end > struck and start < first]
         if before and meanwhile:
             self.survivor.append(statistics.median(meanwhile) / statistics.median(before))
-        return seconds
+        return first - struck
 
 
 def import_s() -> float:
@@ -210,33 +215,20 @@ def import_s() -> float:
 
 
 def main(rounds: int) -> int:
-    os.environ.update(ENVIRONMENT)
-    with tempfile.TemporaryDirectory(prefix="actor-death-") as name:
-        os.environ |= {"RAYGUARD_HOME": f"{name}/home", "RAY_AUTH_MODE": "disabled"}
-        here = str(Path(__file__).parents[3])
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-        import ray
-
-        model = str(tiny_qwen.build(Path(name) / "model", spread=0.2))
-        ray.init(
-            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
-        )
-        try:
-            bench, imports = Bench(model), []
-            import_s()  # fills the file cache
-            for number in range(rounds):
-                first = [bench.kill_beside("spare", "adopted") for _ in range(KILLS)]
-                forked = bench.kill("preloaded")
-                adopted, old = bench.kill("adopted"), bench.kill("old way")
-                core = bench.kill("adopted", core=True)
-                threading.Event().wait(10.0)  # until what was started beside is calm
-                imports.append(import_s())
-                row = f"spare {' '.join(f'{one:5.2f}' for one in first)} s   preloaded {forked:5.2f} s"
-                row += f"   adopted {adopted:6.2f} s"
-                row += f"   old way {old:6.2f} s   core {core:5.2f} s   import {imports[-1]:5.2f} s"
-                print(f"{number + 1:4d}   {row}", flush=True)
-        finally:
-            ray.shutdown()
+    with local_ray("actor-death") as folder:
+        bench, imports = Bench(str(tiny_qwen.build(Path(folder) / "model", spread=0.2))), []
+        import_s()  # fills the file cache
+        for number in range(rounds):
+            first = [bench.kill_beside("spare", "adopted") for _ in range(KILLS)]
+            forked = bench.kill("preloaded")
+            adopted, old = bench.kill("adopted"), bench.kill("old way")
+            core = bench.kill("adopted", core=True)
+            threading.Event().wait(10.0)  # until what was started beside is calm
+            imports.append(import_s())
+            row = f"spare {' '.join(f'{one:5.2f}' for one in first)} s   preloaded {forked:5.2f} s"
+            row += f"   adopted {adopted:6.2f} s"
+            row += f"   old way {old:6.2f} s   core {core:5.2f} s   import {imports[-1]:5.2f} s"
+            print(f"{number + 1:4d}   {row}", flush=True)
     return report(bench, imports)
 
 

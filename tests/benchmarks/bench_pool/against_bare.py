@@ -20,7 +20,6 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,7 @@ from pathlib import Path
 import rayguard
 from rayguard.testing import tiny_qwen
 from tests.benchmarks.bench_throughput import interval
-from tests.engine.real import ENVIRONMENT
+from tests.engine.real import local_ray
 
 ENGINES = 2
 GET_S = 300.0
@@ -230,33 +229,23 @@ def told(kind: str, pairs: list[dict[str, Spent]]) -> dict[str, object]:
 
 
 def main(pairs: int, kinds: list[str]) -> int:
-    os.environ.update(ENVIRONMENT)
-    with tempfile.TemporaryDirectory(prefix="against-bare-") as folder:
-        os.environ |= {"RAYGUARD_HOME": f"{folder}/home", "RAY_AUTH_MODE": "disabled"}
-        here = str(Path(__file__).parents[3])
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
+    figures: dict[str, object] = {"pairs": pairs}
+    with local_ray("against-bare") as folder:
         import ray
 
-        ray.init(
-            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
-        )
-        try:
-            figures: dict[str, object] = {"pairs": pairs}
-            bench = Bench(ray, folder)
-            for kind in kinds:
-                done = []
-                for number in range(pairs + 1):
-                    pair = bench.pair(kind, number)
-                    bare, pool = pair["bare"], pair["pool"]
-                    row = f"{kind} {number:3d}   bare {bare.both:6.2f} s   pool {pool.both:6.2f} s"
-                    row += f"   ratio {bare.both / pool.both:.3f}"
-                    row += f"   generation {sum(bare.generate) / sum(pool.generate):.3f}"
-                    print(row if number else f"{row}   (not counted)", flush=True)
-                    done += [pair] if number else []
-                figures |= told(kind, done)
-            bench.arms["pool"].pool.close()
-        finally:
-            ray.shutdown()
+        bench = Bench(ray, folder)
+        for kind in kinds:
+            done = []
+            for number in range(pairs + 1):
+                pair = bench.pair(kind, number)
+                bare, pool = pair["bare"], pair["pool"]
+                row = f"{kind} {number:3d}   bare {bare.both:6.2f} s   pool {pool.both:6.2f} s"
+                row += f"   ratio {bare.both / pool.both:.3f}"
+                row += f"   generation {sum(bare.generate) / sum(pool.generate):.3f}"
+                print(row if number else f"{row}   (not counted)", flush=True)
+                done += [pair] if number else []
+            figures |= told(kind, done)
+        bench.arms["pool"].pool.close()
     figures["load"] = round(os.getloadavg()[0], 1)
     print(json.dumps(figures), flush=True)
     return int(any(figures[f"{kind}_ratio"] < PROMISED[kind] for kind in kinds))

@@ -2,9 +2,11 @@
 
     python -m tests.benchmarks.runs.bench_hosts [rounds]
 
-In each round an owner starts one (with a small module in vLLM's place) and, but for the first way, has it fork a process.
-The ways take turns: its owner stops it; is killed and nobody comes, so that its time runs out; is killed before it is
-ready; is killed and an heir takes it over, which stops it; and the heir is killed too, as it takes over or just after.
+In each round an owner starts one (with a small module in vLLM's place) and, unless it is killed before that is ready, has
+it fork a process in an engine's place, which ends with it (a real core sees to its own end: ``tests/engine/adoption``). The
+ways take turns: its owner stops it; is killed and nobody comes, so that its time runs out; is killed before it is ready; is
+killed and an heir takes it over, which stops it; and the heir is killed too, as it takes over or just after. Alone on a
+machine: guarded actors elsewhere on it tidy up after dead owners, and would hide what is left.
 
 Last line JSON: what is left of processes, folders with sockets, shared memory and this process's descriptors, and how many
 heirs took one over (of those that were not killed as they did). Ends with 1 where anything is left, or an heir got none.
@@ -13,6 +15,7 @@ heirs took one over (of those that were not killed as they did). Ends with 1 whe
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import multiprocessing
 import os
@@ -36,7 +39,14 @@ KEEP_S = 3.0
 READY_S = 60.0
 ENDS_S = 30.0  # for the last ones
 WAYS = ("stopped", "expires", "killed early", "inherited", "heir killed", "heir killed early")
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _fork = multiprocessing.get_context("fork")
+
+
+def engine() -> None:
+    """Live until the process that forked it ends."""
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    signal.pause()
 
 
 def owner(way: str, told: multiprocessing.connection.Connection) -> None:
@@ -46,7 +56,7 @@ def owner(way: str, told: multiprocessing.connection.Connection) -> None:
     forked = 0
     if way != "killed early":
         assert server.ready(READY_S)
-        process = server.context().Process(target=signal.sigtimedwait, args=((), READY_S))
+        process = server.context().Process(target=engine)
         process.start()
         forked = process.pid
     told.send((server.pid, server._lives[-1].address, forked))
@@ -82,11 +92,9 @@ class Rounds:
         first, ours = self._started(owner, way)
         pid, address, forked = ours.recv()
         ours.close()
-        self.seen += [found for found in map(ProcessId.of, (pid, forked)) if pid and found is not None]
+        self.seen += [found for number in (pid, forked) if number and (found := ProcessId.of(number))]
         self.folders.append(Path(address).parent)
-        if way == "stopped":
-            first.join(READY_S)
-        else:
+        if way != "stopped":
             first.kill()
         first.join(READY_S)
         first.close()
