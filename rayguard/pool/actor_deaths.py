@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING
 from rayguard.actors.life import incidents
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.harmless import harmless
+from rayguard.pool.actors.messages import Hello
 from rayguard.pool.lost_lives import LostLife, LostLives
 from rayguard.ray_internals.worker import connected_ray
 from rayguard.recovery.incident import Incident, Outcome
 from rayguard.recovery.remedy import HIRED_ANEW, Action, Remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
+    from rayguard.engine.generated import Generated
     from rayguard.pool.actors.connection import ActorConnection
     from rayguard.pool.book import Book
     from rayguard.pool.entries import Lost
@@ -77,6 +79,12 @@ class ActorDeaths:
             )
             self.losses.began(loss)
         return lost
+
+    def left_in(self, token_log: str, node: str) -> Mapping[str, Generated]:
+        """Return what a log has, by request id, of an actor of this pool's owner in its last life."""
+        with harmless("token_log"):
+            return self._provider.left_behind(Hello(session="", token_log=token_log, node_id=node)).tokens
+        return {}
 
     def look(self, known: Collection[str]) -> None:
         """Tell what is over; ``known`` are the requests that are here."""

@@ -17,7 +17,7 @@ from rayguard.errors import DeadlineError, GaveUpError, QuarantinedError, Reques
 from rayguard.harmless import harmless
 from rayguard.metrics.instruments.pool_tally import RETRIED, PoolTally, RequestOutcome
 from rayguard.pool.actor_deaths import ActorDeaths
-from rayguard.pool.actors.messages import CallFailed, Finished, Progressed, Restarted
+from rayguard.pool.actors.messages import LOGGED_S, PROGRESS_S, CallFailed, Finished, Progressed, Restarted
 from rayguard.pool.book import Book
 from rayguard.pool.engine_speed import EngineSpeed
 from rayguard.pool.fleet import Fleet
@@ -64,7 +64,7 @@ class PoolCore:
 
     def take_up(self, ledger: NoLedger) -> None:
         """Go on where the life before this one of the pool's owner ended."""
-        self.tickets.take_up(ledger)
+        self.tickets.take_up(ledger, self.deaths.left_in)
 
     def submit(
         self, request: Request, deadline_s: float | None, *, keep: bool = False
@@ -131,9 +131,18 @@ class PoolCore:
             self.provider.watch(name, hello, gone)
         self.fleet.proven = True
         self.losses.met(name, hello)
+        if self._reads_log(hello):
+            self.tickets.ledger.logged(hello.token_log, hello.node_id)
         self.versions.own_pushes.joined(name, hello)
         self.versions.joined(name, hello.weight_version)
         self.pump()
+
+    def _reads_log(self, hello: Hello) -> bool:
+        return bool(hello.token_log and hello.node_id) and hello.node_id == self.provider.node_id
+
+    def pace_s(self, hello: Hello) -> float:
+        """Return how long tokens may wait at an actor for others: longer where its log lies on this node."""
+        return LOGGED_S if self._reads_log(hello) and not self.tickets.streamed else PROGRESS_S
 
     def heard(self, name: str, events: Sequence[Event], report: ActorReport) -> None:
         """Take in what an actor tells."""
@@ -158,6 +167,8 @@ class PoolCore:
         if connection is None:  # it was dismissed, and has nothing any more
             return
         lost = self.deaths.take(connection, why, blame=blame)
+        if connection.hello is not None:
+            self.tickets.ledger.gone([connection.hello.token_log])
         self.book.set_open(name, is_open=False)
         self.speed.forget(name)
         self._return(lost.quarantined)

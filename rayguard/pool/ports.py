@@ -33,6 +33,9 @@ class PoolPort(Protocol):
     def heard(self, name: str, events: Sequence[Event], report: ActorReport) -> None:
         """News of its requests; may be empty."""
 
+    def pace_s(self, hello: Hello) -> float:
+        """Return how long tokens may wait at an actor for others, to be told together."""
+
     def left(self, name: str, why: str, *, blame: bool) -> None:
         """That life is over, with all that was told to it."""
 

@@ -21,6 +21,7 @@ from rayguard.pool.ledger.request_ledger import NoLedger
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from rayguard.engine.generated import Generated
     from rayguard.pool.book import Book
     from rayguard.pool.entries import Entry
     from rayguard.pool.values.request import Request
@@ -61,17 +62,27 @@ class Tickets:
         self._expired = expired
         self._listeners: dict[str, list[Callable[[Event], None]]] = {}
 
-    def take_up(self, ledger: NoLedger) -> None:
-        """Go on where the owner's life before this one ended."""
+    def take_up(self, ledger: NoLedger, left_in: Callable[[str, str], Mapping[str, Generated]]) -> None:
+        """Go on where the owner's life before this one ended.
+
+        ``left_in`` returns what is in the token log of an actor, by its path and its node: newer than what
+        the owner was told.
+        """
         self.ledger, past, ledger.past = ledger, ledger.past, Past()
+        logs = [left_in(token_log, node) for token_log, node in past.logs.items()]
         self.answered.update((name, (a.fingerprint, a.sample)) for name, a in past.answered.items())
         self._forget_oldest()
         for owed in past.owed:
             future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
             future.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody asks
             request = owed.request
+            for made in (log[request.id] for log in logs if request.id in log):
+                owed.join(0, made)
+                ledger.progressed(request.id, 0, made)
             self.waiting[request.id] = Ticket(request, future, time.monotonic(), owed.fingerprint)
             self._book.accept(request, owed.generated)
+        ledger.gone(past.logs)
+        ledger.flush()
 
     def ask(
         self, request: Request, deadline_s: float | None, *, keep: bool = False
@@ -113,6 +124,11 @@ class Tickets:
             raise RequestError(
                 request.id, "this id was used for another prompt or other sampling options: give each its own"
             )
+
+    @property
+    def streamed(self) -> bool:
+        """Whether anybody reads tokens as they come."""
+        return bool(self._listeners)
 
     def knows(self, request_id: str) -> bool:
         """Say whether an id was asked for here."""

@@ -16,7 +16,7 @@ from rayguard.actors.token_logs import LeftBehind
 from rayguard.engine.generated import Generated
 from rayguard.engine.weights.proof import Doubt, Proof
 from rayguard.errors import RequestError, WeightsError, WrongSessionError
-from rayguard.pool.actors.messages import ActorReport, CallFailed, Finished, Hello
+from rayguard.pool.actors.messages import PROGRESS_S, ActorReport, CallFailed, Finished, Hello
 from rayguard.pool.actors.outbox import Outbox
 from rayguard.pool.values.result import Sample
 
@@ -145,11 +145,11 @@ class ScriptedActor:
             if name not in self.tasks and name not in answered:
                 self.tasks[name] = asyncio.ensure_future(self._serve(order))
 
-    async def poll(self, session: str, taken: int, wait_s: float) -> ActorReport:
+    async def poll(self, session: str, taken: int, wait_s: float, pace_s: float = PROGRESS_S) -> ActorReport:
         """Tell what happened."""
         await self.frozen.wait()
         self._check(session)
-        first, events = await self.outbox.take(taken, wait_s)
+        first, events = await self.outbox.take(taken, wait_s, pace_s)
         await self.frozen.wait()
         self._check(session)
         return ActorReport(

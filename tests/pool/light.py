@@ -63,8 +63,8 @@ def light():
         async def rayguard_submit(self, session, orders):
             await self.member.submit(session, orders)
 
-        async def rayguard_poll(self, session, taken, wait_s):
-            return await self.member.poll(session, taken, wait_s)
+        async def rayguard_poll(self, session, taken, wait_s, pace_s):
+            return await self.member.poll(session, taken, wait_s, pace_s)
 
         async def rayguard_abort(self, session, ids):
             await self.member.abort(session, ids)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from array import array
+from dataclasses import replace
 
 import pytest
 
 from rayguard import errors
+from rayguard.actors.token_logs import LeftBehind
+from rayguard.engine.generated import Generated
+from rayguard.pool.actors.messages import LOGGED_S, PROGRESS_S, Hello
 from rayguard.pool.pool import RolloutPool
 from rayguard.pool.values.policy import PoolPolicy
 from rayguard.pool.values.request import fan_out
@@ -202,3 +208,81 @@ def test_a_repeated_call_brings_its_deadline(owner):
     owner.live(engines=1, turn_s=0.05)
     batch = owner.pool.generate(PROMPTS[:2], LONG, ids=IDS[:2], deadline_s=0.2, partial="shrink")
     assert [type(g.error) for g in batch.missing] == [errors.DeadlineError] * 2
+
+
+class LoggedActors(ScriptedProvider):
+    """Actors on the pool's node, whose tokens can be read there when they are dead."""
+
+    node_id = "here"
+
+    def __init__(self, script, logs):
+        super().__init__(script)
+        self.logs = logs  # what is in them, by path
+        self.paces = []
+
+    def hire(self, name):
+        member = super().hire(name)
+        hello, poll = member.hello, member.poll
+
+        async def met():
+            return replace(await hello(), node_id=self.node_id, token_log=f"/logs/{name}")
+
+        async def told(session, taken, wait_s, pace_s):
+            self.paces.append(pace_s)
+            return await poll(session, taken, wait_s, pace_s)
+
+        member.hello, member.poll = met, told
+        return member
+
+    def left_behind(self, hello):
+        return LeftBehind(self.logs.get(hello.token_log, {}) if hello.node_id == self.node_id else {})
+
+
+def begin(owner, logs, **script):
+    owner.staff = LoggedActors(Script(**{"turn_s": 0.01, **script}), logs)
+    policy = PoolPolicy(progress=False, ledger=owner.path)
+    owner.pool = RolloutPool.of(owner.staff, engines=2, policy=policy)
+    return owner.pool
+
+
+def test_the_next_life_goes_on_from_what_actors_had_logged_and_the_owner_was_not_told(owner):
+    """Whatever else lies in a log; and what was read is known to the life after that too."""
+    logs = {}
+    begin(owner, logs, turn_s=0.1)
+    owner.ask()
+    owner.until(lambda: owner.known() and all(owner.known().values()))
+    known = owner.die()
+    ids = [fan_out(name, prompt, LONG)[0] for name, prompt in zip(IDS, PROMPTS, strict=True)]
+    more = {request.id: known[request.id] + 7 for request in ids}
+    made = {request.id: array("i", answer(request, "")[: more[request.id]]) for request in ids}
+    halves = list(made)[::2], list(made)[1::2]
+    for number, names in enumerate(halves):
+        columns = ({"tokens": made[name], "width": 1, "ids": made[name]} for name in names)
+        full = ({**one, "logprobs": array("f", [-0.5] * len(one["ids"]))} for one in columns)
+        ranked = [Generated(**one, ranks=array("i", [1] * len(one["ids"]))) for one in full]
+        logs[f"/logs/rollout-{number}"] = dict(zip(names, ranked, strict=True)) | {"strange": Generated()}
+    assert set(logs) == {f"/logs/{name}" for name in owner.staff.members}
+    begin(owner, logs, turn_s=5.0)
+    assert owner.known() == more
+    owner.die()
+    logs.clear()
+    batch = begin(owner, logs).generate(PROMPTS, LONG, ids=IDS)
+    right(batch)
+    for sample in batch.samples:
+        assert max(sample.cuts) >= more[sample.id]
+
+
+def test_tokens_are_told_less_often_where_a_log_has_them_and_nobody_reads_them(owner):
+    """A reader of a stream gets them as they come."""
+    pool = begin(owner, {}, turn_s=0.05)
+    pool.generate(PROMPTS, LONG)
+    assert set(owner.staff.paces) == {LOGGED_S}
+    owner.staff.paces.clear()
+
+    async def read():
+        return [len(more) async for more in pool.stream([1, 2, 3], LONG)]
+
+    assert sum(asyncio.run(read())) == LONG["max_tokens"]
+    assert PROGRESS_S in owner.staff.paces
+    far = owner.pool._core.pace_s(Hello(session="far", node_id="there", token_log="/logs/rollout-0"))
+    assert far == PROGRESS_S, "nothing else has them when that node is lost"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import inspect
 from dataclasses import replace
 from types import FunctionType
@@ -117,6 +118,7 @@ class RolloutMixin:
             current_life.note("its engine outlived it, and goes on in this life")
         lost = self._engine_slot.changes.lost  # then what the last life left was made by other weights
         self._token_log = keep_tokens(self._engine_slot.engine(0.0), around.actor_id, go_on=not lost)
+        gc.freeze()  # else a collection over all that was imported stops requests for half a second
 
     @overload
     def with_engine(self, use: Callable[[Any], Awaitable[T]]) -> Awaitable[T]: ...

@@ -18,6 +18,7 @@ from rayguard.engine.adoption import lease as leases
 from rayguard.engine.build.footprint import wait_for_memory
 from rayguard.harmless import harmless
 from rayguard.private import closed_after, locked, open_private
+from rayguard.process.cleanup.reaper import free_after
 from rayguard.process.identity import ProcessId
 from rayguard.process.tree import descendants, end
 
@@ -128,5 +129,6 @@ def end_engine(home: Path, one: EngineLease, why: str) -> None:
     processes = (one.core, *descendants(one.core))
     left = end(processes, polite_s=0.0, force_s=_FORCE_S)
     wait_for_memory([process.pid for process in processes])
+    free_after(processes, home, left_by=one.owner)
     if left:
         _log.error("rayguard: engine processes that would not die: %s", [process.pid for process in left])

@@ -10,6 +10,7 @@ Measured on the tiny model at 10 k tokens/s: see ``tests/benchmarks/bench_throug
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -256,7 +257,11 @@ class InFlight:
 
     def _forget_answered(self) -> None:
         many, until = len(self._answered) - _ANSWERED, time.monotonic() - _ANSWERED_S
-        old = [name for n, (name, at) in enumerate(self._answered.items()) if n < many or at < until]
+        in_order = enumerate(self._answered.items())
+        old = [
+            name
+            for n, (name, _) in itertools.takewhile(lambda one: one[0] < many or one[1][1] < until, in_order)
+        ]
         for name in old:
             del self._answered[name]
         if old:

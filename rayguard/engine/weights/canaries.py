@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rayguard.engine.weights.version import Weights
 
 _log = logging.getLogger("rayguard")
-ANSWER_S = 60.0  # for eight tokens of an engine that may have to compile first
+ANSWER_S = 60.0  # for a few tokens of an engine that may have to compile first
 _KEPT = 8  # versions; engines are rebuilt with the current one
 _PATIENCE = 3  # canaries in a row without an answer (a death counts twice), then no more are asked
 _AGAIN, _REFUSED, REPLACED, UNDECIDED = "push_again", "refuse_weights", "replace_engine", "push_again_to_all"

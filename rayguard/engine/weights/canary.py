@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 PROMPT = (3, 5, 7, 11, 13, 17, 19, 23)  # in every vocabulary; shorter than a block of any prefix cache
-TOKENS = 8
+TOKENS = 4  # each takes a step of the engine, in each push
 LIKELY = 5  # alternatives told for each token, where the engine tells so many
 _CERTAIN, _EVEN = -0.01, 1e-4  # nats
 

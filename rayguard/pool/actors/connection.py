@@ -66,7 +66,7 @@ class ActorConnection:
         self.hello, self.heard_at, self.killed = hello, time.monotonic(), False
         over = self._over = asyncio.get_running_loop().create_future()
         self._owner.joined(self.name, hello)
-        listening = asyncio.ensure_future(self._listen(hello.session))
+        listening = asyncio.ensure_future(self._listen(hello))
         try:
             await asyncio.wait({listening, over}, return_when=asyncio.FIRST_COMPLETED)
             why, self.kind = over.result() if over.done() else _said(listening)
@@ -76,10 +76,10 @@ class ActorConnection:
         self._owner.left(self.name, why, blame=not self.killed and not self._closed)
         self.hello = None
 
-    async def _listen(self, session: str) -> None:
+    async def _listen(self, hello: Hello) -> None:
         taken = 0
         while True:
-            report = await self.actor.poll(session, taken, POLL_S)
+            report = await self.actor.poll(hello.session, taken, POLL_S, self._owner.pace_s(hello))
             self.heard_at = time.monotonic()
             fresh = report.events[max(0, taken - report.first) :]
             taken = max(taken, report.first + len(report.events))

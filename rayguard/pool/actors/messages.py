@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from rayguard.pool.values.result import Sample
     from rayguard.recovery.incident import Incident
 
+PROGRESS_S = 0.1  # tokens alone are no hurry: they are told together
+LOGGED_S = 0.5  # those that the pool can read in a file, should it miss them
+
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
@@ -98,8 +101,11 @@ class RolloutActor(Protocol):
     async def submit(self, session: str, orders: Sequence[Order]) -> None:
         """Take requests; an id that is here already is not taken twice."""
 
-    async def poll(self, session: str, taken: int, wait_s: float) -> ActorReport:
-        """Return events from number ``taken`` on, waiting up to ``wait_s`` for the first."""
+    async def poll(self, session: str, taken: int, wait_s: float, pace_s: float = PROGRESS_S) -> ActorReport:
+        """Return events from number ``taken`` on, waiting up to ``wait_s`` for the first.
+
+        Tokens alone wait ``pace_s`` longer, for what a caller waits for.
+        """
 
     async def abort(self, session: str, ids: Sequence[str]) -> None:
         """Give up these requests; nothing more is heard of them."""

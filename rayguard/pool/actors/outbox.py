@@ -7,7 +7,7 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING
 
-from rayguard.pool.actors.messages import Event, Finished, Progressed, Restarted
+from rayguard.pool.actors.messages import PROGRESS_S, Event, Finished, Progressed, Restarted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rayguard.engine.generated import Generated
 
 SETTLE_S = 0.01  # after the first event, for others that come at the same moment
-PROGRESS_S = 0.1  # tokens alone are no hurry: they are told together
 
 
 class Outbox:
@@ -52,13 +51,15 @@ class Outbox:
         here = {event.id for event in self._events if isinstance(event, Finished)}
         return [request_id for request_id in ids if request_id in here]
 
-    async def take(self, taken: int, wait_s: float) -> tuple[int, Sequence[Event]]:
+    async def take(
+        self, taken: int, wait_s: float, pace_s: float = PROGRESS_S
+    ) -> tuple[int, Sequence[Event]]:
         """Drop events before number ``taken``, wait for new ones, return the first number and all events."""
         self.acknowledge(taken)
         if not self._urgent.is_set():
             await _within(self._any, wait_s)
             if self._any.is_set():
-                await _within(self._urgent, PROGRESS_S)
+                await _within(self._urgent, pace_s)
         if self._urgent.is_set() and self._known:  # with no request left, nothing else will come
             await asyncio.sleep(SETTLE_S)
         return self._first, tuple(self._events)

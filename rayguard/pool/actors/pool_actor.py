@@ -20,7 +20,7 @@ from rayguard.actors.methods import leave
 from rayguard.engine.spoiled_requests import SPOILED
 from rayguard.errors import ConfigError, QuarantinedError, RayguardError, RequestError, WrongSessionError
 from rayguard.harmless import harmless
-from rayguard.pool.actors.messages import ActorReport, CallFailed, Finished, Hello
+from rayguard.pool.actors.messages import PROGRESS_S, ActorReport, CallFailed, Finished, Hello
 from rayguard.pool.actors.outbox import Outbox
 from rayguard.pool.values.result import Sample
 from rayguard.process.identity import ProcessId
@@ -59,9 +59,11 @@ class PoolActor(RolloutMixin):
         self._life(session).submit(orders)
 
     @leave
-    async def rayguard_poll(self, session: str, taken: int, wait_s: float) -> ActorReport:
+    async def rayguard_poll(
+        self, session: str, taken: int, wait_s: float, pace_s: float = PROGRESS_S
+    ) -> ActorReport:
         """Tell what happened since."""
-        return await self._life(session).poll(taken, wait_s)
+        return await self._life(session).poll(taken, wait_s, pace_s)
 
     @leave
     async def rayguard_abort(self, session: str, ids: Sequence[str]) -> None:
@@ -160,12 +162,12 @@ class Serving:
             if name not in self._tasks and name not in answered:
                 self._tasks[name] = asyncio.get_running_loop().create_task(self._serve(order))
 
-    async def poll(self, taken: int, wait_s: float) -> ActorReport:
+    async def poll(self, taken: int, wait_s: float, pace_s: float) -> ActorReport:
         """Return what the pool has not acknowledged, waiting a while for something to tell."""
         answered = [event.id for event in self._outbox.acknowledge(taken) if isinstance(event, Finished)]
         if answered and self._inflight is not None:
             self._inflight.release(answered)
-        first, events = await self._outbox.take(taken, wait_s)
+        first, events = await self._outbox.take(taken, wait_s, pace_s)
         status = self._owner.engine_status()
         return ActorReport(
             first=first,

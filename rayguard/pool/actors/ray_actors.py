@@ -22,6 +22,7 @@ from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
 from rayguard.home import home
 from rayguard.options import nearest
+from rayguard.pool.actors.messages import PROGRESS_S
 from rayguard.pool.actors.pool_actor import ASYNC_ONLY, PoolActor
 from rayguard.pool.actors.spares import Spares, with_imports
 from rayguard.process.deaths import DeathWatch
@@ -57,9 +58,9 @@ class RayPoolActor:
         """Hand over requests."""
         await self._call("rayguard_submit", session, orders)
 
-    async def poll(self, session: str, taken: int, wait_s: float) -> ActorReport:
+    async def poll(self, session: str, taken: int, wait_s: float, pace_s: float = PROGRESS_S) -> ActorReport:
         """Ask what happened."""
-        report: ActorReport = await self._call("rayguard_poll", session, taken, wait_s)
+        report: ActorReport = await self._call("rayguard_poll", session, taken, wait_s, pace_s)
         return report
 
     async def abort(self, session: str, ids: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ from rayguard.engine.generated import Generated
 from rayguard.pool.values.request import Request
 from rayguard.pool.values.result import Sample
 
-ACCEPTED, PROGRESSED, AFRESH, ANSWERED, GONE = 1, 2, 3, 4, 5  # kinds of records
+ACCEPTED, PROGRESSED, AFRESH, ANSWERED, GONE, LOGGED = 1, 2, 3, 4, 5, 6  # kinds of records
 
 HEADER = b"rgpool\0\1"
 _RECORD = struct.Struct("<II")  # length of the body, its crc
@@ -67,6 +67,11 @@ def answered(request_id: str, fingerprint: str, sample: Sample) -> bytes:
 def gone(request_ids: Sequence[str]) -> bytes:
     """Return the record that nobody waits for these requests, nor asks for their answers."""
     return _record(GONE, list(request_ids))
+
+
+def logged(token_log: str, node: str) -> bytes:
+    """Return the record that an actor on ``node`` keeps its tokens in this file; until it is ``gone``."""
+    return _record(LOGGED, token_log, node)
 
 
 def _options(options: Mapping[str, object]) -> bytes:
@@ -198,6 +203,7 @@ class Past:
 
     owed: Sequence[Owed] = ()
     answered: Mapping[str, Answered] = field(default_factory=dict)
+    logs: Mapping[str, str] = field(default_factory=dict)  # nodes, by the token logs of the actors there
 
 
 @dataclass(slots=True)
@@ -224,6 +230,7 @@ class Replay:
         self.answers: dict[str, Kept] = {}
         self._open: dict[str, Owed] = {}
         self._answered: dict[str, Answered] = {}
+        self._logs: dict[str, str] = {}
 
     def add(self, values: tuple[Any, ...], at: int, size: int) -> None:
         """Take one record. Raises whatever it raises, for one that another version of this file wrote."""
@@ -237,18 +244,30 @@ class Replay:
             self._answered[name] = Answered(fingerprint, _sample(*made))
             self._forget_owed(name)
             self.answers[name] = Kept()
-        elif kind == PROGRESSED and name in self._open:
-            self._open[name].join(rest[0], _unpacked(*rest[1]))
-        elif kind == AFRESH and name in self._open:
-            self._open[name].pieces, self._open[name].tokens = [], 0
+        elif kind == LOGGED:
+            self._logs[name] = rest[0]
+            self.owed[name] = Kept()
         elif kind == GONE:
             for each in name:
-                self._forget_owed(each)
-                self._answered.pop(each, None)
-                self.answers.pop(each, None)
+                self._forget(each)
+        else:
+            self._made(kind, name, rest)
         kept = None if kind == GONE else self.answers.get(name) if kind == ANSWERED else self.owed.get(name)
         if kept is not None:
             kept.add(at, size)
+
+    def _made(self, kind: int, name: str, rest: Sequence[Any]) -> None:
+        owed = self._open.get(name)
+        if owed is not None and kind == PROGRESSED:
+            owed.join(rest[0], _unpacked(*rest[1]))
+        elif owed is not None and kind == AFRESH:
+            owed.pieces, owed.tokens = [], 0
+
+    def _forget(self, name: str) -> None:
+        self._forget_owed(name)
+        self._answered.pop(name, None)
+        self.answers.pop(name, None)
+        self._logs.pop(name, None)
 
     def _forget_owed(self, name: str) -> None:
         self._open.pop(name, None)
@@ -256,4 +275,4 @@ class Replay:
 
     def past(self) -> Past:
         """Return what is owed and what was answered."""
-        return Past(list(self._open.values()), self._answered)
+        return Past(list(self._open.values()), self._answered, self._logs)

@@ -54,7 +54,10 @@ class NoLedger:
     def answered(self, request_id: str, fingerprint: str, sample: Sample) -> None:
         """Do nothing."""
 
-    def gone(self, request_ids: Iterable[str]) -> None:
+    def gone(self, names: Iterable[str]) -> None:
+        """Do nothing."""
+
+    def logged(self, token_log: str, node: str) -> None:
         """Do nothing."""
 
     def flush(self) -> None:
@@ -134,9 +137,17 @@ class RequestLedger(NoLedger):
             while self._answer_bytes > ANSWER_BYTES:
                 self.gone((next(iter(self._answers)),))
 
-    def gone(self, request_ids: Iterable[str]) -> None:
-        """Note that nobody waits for these any more, or will ask for them."""
-        known = [name for name in request_ids if name in self._owed or name in self._answers]
+    def logged(self, token_log: str, node: str) -> None:
+        """Note where an actor keeps the tokens of what runs there, on which node; until it is ``gone``."""
+        if token_log in self._owed:
+            return
+        with harmless("ledger"):
+            kept = self._owed[token_log] = Kept()
+            self._put(kept, records.logged(token_log, node))
+
+    def gone(self, names: Iterable[str]) -> None:
+        """Note that nobody waits for these requests any more, or will ask; that these logs have no writer."""
+        known = [name for name in names if name in self._owed or name in self._answers]
         if not known:
             return
         with harmless("ledger"):

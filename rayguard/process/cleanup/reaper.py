@@ -88,22 +88,25 @@ def _ended(one: FoundLeftover, deadline: float) -> Leftover:
     return replace(one.shown, fate=fate, why=why)
 
 
-def free_after(processes: Sequence[ProcessId], home: Path) -> list[Leftover]:
+def free_after(
+    processes: Sequence[ProcessId], home: Path, *, left_by: ProcessId | None = None
+) -> list[Leftover]:
     """Free what the ended ``processes`` of an engine of ours left; for their owner, which lives on.
 
-    And what earlier ones left that took too long to die. Only what nobody holds and all users of are dead;
-    waits up to two seconds for the last of them. vLLM itself cleans up when the owner ends: until then each
-    killed core would cost 400 MiB of shared memory.
+    Or, by the heir that had no use for it, of an engine that was ``left_by`` a dead owner. And what earlier
+    ones left that took too long to die. Only what nobody holds and all users of are dead; waits up to two
+    seconds for the last of them. vLLM itself cleans up when the owner ends: until then each killed core would
+    cost 400 MiB of shared memory.
     """
     deadline = time.monotonic() + _AFTER_S
     for process in processes:
         orphans.wait_until_dead(process, deadline)  # one that is dying has lost its mark: not waited for yet
     marks = {owner_mark(process) for process in processes}
-    note = belongings.read(belongings.path_of(home))
-    if note is None or note.owner != ProcessId.me():
+    note = belongings.read(belongings.path_of(home, left_by))
+    if note is None or note.owner != (left_by or ProcessId.me()):
         return []
     used = [one for one in note.belongings if marks.intersection(one.users) or _nobody_lives(one)]
-    remains = [Remains(one, note, asked_by_owner=True) for one in used]
+    remains = [Remains(one, note, asked_by_owner=left_by is None) for one in used]
     return reap(
         [FoundLeftover(one.shown(explain=False), one.remove) for one in remains], deadline_s=_OF_ENGINE_S
     )

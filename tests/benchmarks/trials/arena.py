@@ -15,7 +15,7 @@ from tests.benchmarks.trials.plan import Fault, Place, Trial
 from tests.benchmarks.trials.rest import Rest, leftovers
 from tests.benchmarks.trials.score import Outcome
 from tests.benchmarks.trials.weights import CurrentWeights, PushedWeights
-from tests.benchmarks.trials.witness import CoreWitness
+from tests.benchmarks.trials.witness import CoreWitness, Crowd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -104,17 +104,24 @@ class Arena:
         asked = self._asked(trial, attempt)
         child = strike.fork_child(self.pool, target.name) if trial.fault is Fault.FORKED_CHILD else 0
         batch = Batch(self.pool, trial.api, asked)
-        batch.start()
         others, late = weights.others(trial), 1.0 / (1 + attempt)  # sooner, when it came too late
         tokens = int(late * self._expected(asked))
         means = strike.Means(notes, lambda: weights.renew(others), act)
-        blow = strike.strike(trial, target, batch, tokens, means)
-        batch.join(ANSWER_S + 60.0)
+        with self._crowd() as crowd:
+            batch.start()
+            blow = strike.strike(trial, target, batch, tokens, means)
+            batch.join(ANSWER_S + 60.0)
+        outcome.two_on_a_device += crowd.too_many
         if trial.fault is Fault.ASSERTION:
             blow = strike.burnt(target)
         blow.child = child
         self._judge(outcome, asked, batch, blow, target, known)
         self._judge_act(outcome, act, before)
+
+    def _crowd(self) -> Crowd:
+        """Watch that no engine begins before the one in whose place it comes is gone; but for a standby."""
+        twice = 2 if self.place is Place.STANDBY else 1
+        return Crowd(rollouts.witnesses(self.folder), twice * self.rest.engines)
 
     def _asked(self, trial: Trial, attempt: int) -> dict[str, Question]:
         prefix = f"t{trial.number}{'abc'[attempt]}{self.place.value[0]}"

@@ -1,7 +1,8 @@
 """The death of a pool's owner: an actor that Ray restarts, whose call Ray repeats.
 
-Its engines die with it. What its next life owes, and what it knows, it has from its ledger. The way of a
-trial is as in ``arena``, but nobody watches this pool from inside: the watcher would die with it.
+Its engines wait for its next life. What that owes, and what it knows, it has from its ledger and from the
+token logs of its actors. The way of a trial is as in ``arena``, but nobody watches this pool from inside: the
+watcher would die with it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from tests.benchmarks.trials.rest import gone
 from tests.benchmarks.trials.score import Outcome
 from tests.benchmarks.trials.segments import Segments
 from tests.benchmarks.trials.strike import MOMENT_S, STATUS_S
-from tests.benchmarks.trials.witness import CoreWitness, core_of
+from tests.benchmarks.trials.witness import CoreWitness, Crowd, core_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tests.benchmarks.trials.oracle import Oracle, Question
     from tests.benchmarks.trials.plan import Trial
@@ -43,24 +44,22 @@ class Holder:
     """Owns a pool, as a user's controller actor does."""
 
     def __init__(self, folder: str, engines: int) -> None:
-        policy = rayguard.PoolPolicy(progress=False)
-        self.pool: Any = rayguard.RolloutPool(
-            rollouts.ColdRollout, folder, engines=engines, options={"num_cpus": 0}, policy=policy
-        )
+        kind, options = rollouts.OwnedRollout, {"num_cpus": 0}
+        policy = rayguard.PoolPolicy(progress=False, spares=kind.SPARES)
+        self.pool: Any = rayguard.RolloutPool(kind, folder, engines=engines, options=options, policy=policy)
 
     def generate(self, prompts: list[Any], sampling: list[Any], ids: list[str]) -> list[Any]:
         """Ask for a batch; Ray repeats this call in the next life."""
         batch = self.pool.generate(prompts, sampling, ids=ids, deadline_s=ANSWER_S, partial="shrink")
         return [*batch, *batch.missing]
 
-    def ready(self) -> tuple[ProcessId, list[ProcessId]]:
-        """Return who owns the pool and which processes die with it, once all engines serve."""
+    def ready(self) -> tuple[ProcessId, list[ProcessId], list[ProcessId]]:
+        """Return who owns the pool, its actors and their engines' cores, once all engines serve."""
         self.pool.wait_ready(timeout_s=stage.START_S)
-        pids = []
-        for name, handle in self.pool.handles.items():
-            pids.append(self.pool.status()["engines"][name]["pid"])
-            pids.append(ray.get(handle.engine_status.remote(), timeout=STATUS_S)["pids"]["core"])
-        return ProcessId.me(), [known for pid in pids if (known := ProcessId.of(pid)) is not None]
+        engines = self.pool.status()["engines"].values()
+        calls = [handle.engine_status.remote() for handle in self.pool.handles.values()]
+        cores = [one["pids"]["core"] for one in ray.get(calls, timeout=STATUS_S)]
+        return ProcessId.me(), _known(one["pid"] for one in engines), _known(cores)
 
     def update_weights(self) -> str:
         """Bring all engines to the current weights."""
@@ -95,8 +94,8 @@ class OwnerArena:
         ray.kill(self.owner)
 
     def _once(self, trial: Trial, outcome: Outcome, attempt: int) -> None:
-        me, dying = ray.get(self.owner.ready.remote(), timeout=stage.START_S)
-        self.segments.note([process.pid for process in dying])
+        me, actors, cores = ray.get(self.owner.ready.remote(), timeout=stage.START_S)
+        self.segments.note([process.pid for process in (*actors, *cores)])
         if trial.new_weights and not attempt:
             now = score.weights_of(self._current())
             weights = rollouts.WEIGHTS[(rollouts.WEIGHTS.index(now) + 1) % len(rollouts.WEIGHTS)]
@@ -106,25 +105,35 @@ class OwnerArena:
         asked = {f"t{trial.number}{'abc'[attempt]}o-{n}": questions[q] for n, q in enumerate(trial.questions)}
         weights = score.weights_of(self._current())
         tokens = sum(self.oracle.tokens(weights, question) for question in asked.values())
-        cores = [_Core.of(path) for path in self._living()]
+        seen = [_Core.of(path) for path in self._living()]
         call = self.owner.generate.remote(
             [q.prompt for q in asked.values()], [dict(q.sampling) for q in asked.values()], list(asked)
         )
-        at, then = None, []
-        if _come(lambda: sum(core.tokens() for core in cores) >= trial.part * tokens / (1 + attempt), call):
-            at = time.monotonic()
-            os.kill(me.pid, signal.SIGKILL)
-            then = [seen for core in cores for seen in core.witness.read(core.since)]
-        try:
-            got = ray.get(call, timeout=ANSWER_S + stage.START_S)
-        except ray.exceptions.RayError as error:
-            got = []
-            outcome.lost.append(f"the call raised {type(error).__name__}: {error}")
+        at, then, got = None, [], []
+        with Crowd(rollouts.witnesses(self.folder), self.engines) as crowd:
+            if _come(
+                lambda: sum(core.tokens() for core in seen) >= trial.part * tokens / (1 + attempt), call
+            ):
+                at = time.monotonic()
+                os.kill(me.pid, signal.SIGKILL)
+                then = [one for core in seen for one in core.witness.read(core.since)]
+            try:
+                got = ray.get(call, timeout=ANSWER_S + stage.START_S)
+            except ray.exceptions.RayError as error:
+                outcome.lost.append(f"the call raised {type(error).__name__}: {error}")
+        outcome.two_on_a_device += crowd.too_many
         self._judge(outcome, asked, got, at, then)
         if at is not None:
-            left = [process for process in dying if not gone(process, _END_S)]
-            outcome.left_over += [f"process {process.pid} outlived its pool's owner" for process in left]
-            outcome.shm_left += self.segments.left(_END_S)
+            self._ended(outcome, actors, cores)
+
+    def _ended(self, outcome: Outcome, actors: Sequence[ProcessId], cores: Sequence[ProcessId]) -> None:
+        """Note which engines the next life goes on with, and what else is left."""
+        _, _, now = ray.get(self.owner.ready.remote(), timeout=stage.START_S)
+        outcome.adopted = len(set(now) & set(cores))
+        dying = [process for process in (*actors, *cores) if process not in now]
+        left = [process for process in dying if not gone(process, _END_S)]
+        outcome.left_over += [f"process {process.pid} outlived its pool's owner" for process in left]
+        outcome.shm_left += self.segments.left(_END_S)
 
     def _judge(
         self,
@@ -175,6 +184,10 @@ class _Core:
 
     def tokens(self) -> int:
         return sum(seen.now - seen.start for seen in self.witness.read(self.since))
+
+
+def _known(pids: Iterable[int]) -> list[ProcessId]:
+    return [known for pid in pids if (known := ProcessId.of(pid)) is not None]
 
 
 def _come(has_come: Any, call: Any) -> bool:

@@ -65,6 +65,7 @@ class Rollout(rayguard.RolloutMixin):
 
     MORE: ClassVar[Mapping[str, Any]] = {}  # of vLLM's arguments
     SPARES: ClassVar[int] = 0
+    FUSE: ClassVar[str] = ""  # of another name than the actor's
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -74,7 +75,7 @@ class Rollout(rayguard.RolloutMixin):
                 setattr(cls, MARK, replace(vars(cls)[MARK], policy=mark.policy))
 
     def __init__(self, folder: str) -> None:
-        actor_id = ray.get_runtime_context().get_actor_id()
+        actor_id = self.FUSE or ray.get_runtime_context().get_actor_id()
         self.args = {**engine_args(Path(folder), actor_id), **self.MORE}
         self.begin(folder)
 
@@ -207,6 +208,14 @@ class HeirRollout(Rollout):
     """Its next life begins in a worker that waits with vLLM imported, and goes on with the engine that waits."""
 
     SPARES: ClassVar = 1
+
+
+@rayguard.guard(policy=guard_policy("process"))
+class OwnedRollout(Rollout):
+    """Its pool's owner is killed: actors of the next life go on with the engines, which are built alike."""
+
+    SPARES: ClassVar = 2
+    FUSE: ClassVar = "none"
 
 
 ROLLOUTS = {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # What must be empty in each trial: of answers, of whom a fault is not, of what stays, of the fault itself.
 LISTED = (
     *("lost", "doubled", "stale", "mixed", "not_identical", "innocents_blamed"),
-    *("settings_left_on", "shm_left", "left_over", "never_noticed", "amiss"),
+    *("settings_left_on", "shm_left", "left_over", "two_on_a_device", "never_noticed", "amiss"),
 )
 ZERO = (*LISTED, "misfired")
 TAIL = 9  # vLLM's own end of a request's id: "-" and eight characters
@@ -55,6 +55,8 @@ class Outcome:
     unseen: int = 0  # tokens of one request that a core made after its actor was hit
     cuts_misstated: list[str] = field(default_factory=list)
     left_over: list[str] = field(default_factory=list)  # processes that should have been ended
+    two_on_a_device: list[str] = field(default_factory=list)
+    adopted: int = 0  # engines of a dead owner that its next life goes on with
     detect_s: float | None = None
     recover_s: float | None = None
     notes: list[str] = field(default_factory=list)
@@ -219,6 +221,10 @@ def summary(outcomes: Sequence[Outcome], cold_s: Sequence[float]) -> dict[str, A
         "misfired": sum(not o.fired for o in outcomes),
         "differing_other": sum(len(o.differing_other) for o in outcomes),
         "restarted": sum(len(o.restarted) for o in outcomes),
+        "owners_engines_adopted": sum(o.adopted for o in outcomes),
+        "owner_recover_s": [
+            _rounded(o.recover_s) for o in outcomes if o.trial.fault is Fault.KILL_OWNER and o.recover_s
+        ],
         "cuts_misstated": sum(len(o.cuts_misstated) for o in outcomes),
         "requests": sum(o.requests for o in outcomes),
         "interrupted": len(lost),

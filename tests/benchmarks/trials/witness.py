@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from rayguard.process.identity import ProcessId
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from typing_extensions import Self
+
 CONFIG_KEY = "rayguard_witness"
 SLOTS = 4096  # the newest requests of one core
 _HEADER = struct.Struct("<Q")  # requests so far
@@ -27,6 +30,7 @@ _FIRST = _HEADER.size + _FAILED.size
 _SLOT = struct.Struct("<96sQII")  # id, when it came (monotonic ns), tokens then, tokens now
 _NOW = struct.Struct("<I")
 _NOW_AT = _SLOT.size - _NOW.size
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +109,37 @@ class CoreWitness:
     def _slot(self, number: int) -> SeenRequest:
         name, at_ns, start, now = _SLOT.unpack_from(self._map, _FIRST + number % SLOTS * _SLOT.size)
         return SeenRequest(id=name.rstrip(b"\0").decode(errors="replace"), at_ns=at_ns, start=start, now=now)
+
+
+class Crowd:
+    """Counts the cores that live, while the block runs: each needs a device of its own."""
+
+    def __init__(self, folder: Path, devices: int) -> None:
+        self._folder, self._devices = folder, devices
+        self._over = threading.Event()
+        self._dead: set[Path] = set()
+        self._thread = threading.Thread(target=self._watch, name="crowd", daemon=True)
+        self.too_many: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            cores = self._living()
+            # Looked at twice: one may have begun since another was found alive.
+            if len(cores) > self._devices and len(again := self._living()) > self._devices:
+                self.too_many = self.too_many or [f"{self._devices} devices, and cores {sorted(again)}"]
+
+    def _living(self) -> set[int]:
+        paths = set(self._folder.glob("*.witness")) - self._dead
+        self._dead |= {path for path in paths if core_of(path).state() in {"", "Z", "X", "x"}}
+        return {core_of(path).pid for path in paths - self._dead}
 
 
 def name_of(core: ProcessId) -> str:

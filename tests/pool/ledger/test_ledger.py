@@ -368,3 +368,22 @@ def test_without_a_place_to_write_the_pool_begins_without_one(in_actor, monkeypa
     before = TALLY.guard_errors["ledger"]
     assert type(open_ledger(None)) is NoLedger
     assert TALLY.guard_errors["ledger"] == before + 1
+
+
+def test_the_next_life_knows_where_actors_keep_their_tokens(opened):
+    """As long as they live, however often the file is written anew."""
+    ledger = opened()
+    ledger.accepted(ask("a"), "x")
+    for _ in range(2):
+        ledger.logged("/logs/one", "node-1")
+    ledger.logged("/logs/two", "node-2")
+    ledger.gone(["/logs/two", ""])
+    ledger.flush()
+    size = ledger.path.stat().st_size
+    for _ in range(3):
+        ledger = opened()
+        assert ledger.past.logs == {"/logs/one": "node-1"}
+        assert owed(ledger) == {"a": []}
+        assert ledger.path.stat().st_size <= size
+    ledger.gone(["/logs/one"])
+    assert not opened().past.logs

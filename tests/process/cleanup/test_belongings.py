@@ -115,6 +115,18 @@ def test_the_owner_frees_what_a_killed_engine_left(engine, cage):
     assert engine.users.exists()
 
 
+def test_an_heir_frees_what_an_engine_left_that_it_had_no_use_for(cage):
+    """Of a dead owner's: what a living process of that engine still uses stays, as does a living owner's."""
+    used, unused = cage.segment(), cage.segment()
+    cage.own_file("a segment", unused)
+    cage.write_notes()
+    assert reaper.free_after([dead_process()], cage.home, left_by=ProcessId.me()) == []
+    done = reaper.free_after([dead_process()], cage.home, left_by=cage.dead)
+    assert [one.fate for one in done] == [Fate.REAPED]
+    assert used.exists()
+    assert not unused.exists()
+
+
 def test_the_owner_leaves_what_another_engine_of_it_uses(engine, cage):
     """A standby beside a killed engine, say."""
     assert reaper.free_after([dead_process()], cage.home) == []
