@@ -12,7 +12,8 @@ undisturbed engine, or a bar is missed: a median of 1.5 s and at most 3 s with a
 
 While the first is killed another actor makes short steps: ``survivor_step_ratio`` is the median step from the signal to
 the first token, by those just before, when both generate. ``prefilled_again_ratio`` is the part of their prompts that
-the cut requests did not find in the engine's cache, where earlier ones with the same prompts left them too. ``doubled`` counts answers longer than was asked.
+the cut requests did not find in the engine's cache, where earlier ones with the same prompts left them too. ``doubled`` counts answers longer than was asked, ``tokens_lost_max`` the tokens of one request that the engine
+had made when its actor was struck and made again (a witness in its scheduler counts them).
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ import rayguard
 from rayguard import GuardPolicy, RestartBudget
 from rayguard.ray_internals import spare_workers
 from rayguard.testing import tiny_qwen
+from rayguard.testing.fuse import fused
+from tests.benchmarks.trials.score import as_of_fault, cuts_of
+from tests.benchmarks.trials.witness import CoreWitness, SeenRequest, witnessed
 from tests.engine.real import local_ray
 
 PROMPTS = [[20 + n, 7, 90 + 3 * n, 11] * 65 for n in range(6)]  # two blocks of the CPU's cache and some
@@ -54,14 +58,15 @@ def policy(keep_s: float) -> GuardPolicy:
 class Rollout(rayguard.RolloutMixin):
     """Owns an engine."""
 
-    def __init__(self, model: str, keep_s: float) -> None:
-        self.model = model
+    def __init__(self, model: str, keep_s: float, witnesses: str) -> None:
+        self.model, self.witnesses = model, witnesses
         self.start_engine(policy=policy(keep_s))
 
     def build_engine(self, settings):
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        unlit = fused(Path(self.witnesses, "fuse"))
         args = settings.as_kwargs(
             model=self.model,
             dtype="float32",
@@ -70,6 +75,8 @@ class Rollout(rayguard.RolloutMixin):
             max_num_seqs=8,
             kv_cache_memory_bytes=64 << 20,
             generation_config="vllm",
+            scheduler_cls="tests.benchmarks.trials.scheduler.WitnessedScheduler",
+            additional_config={**unlit["additional_config"], **witnessed(Path(self.witnesses))},
         )
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
 
@@ -110,17 +117,17 @@ class Rollout(rayguard.RolloutMixin):
 class Bench:
     """Both actors, and what came of each kill."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, witnesses: Path) -> None:
         import ray
 
-        self.ray = ray
+        self.ray, self.witnesses = ray, witnesses
         actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Rollout)
         workers = {
             name: {"runtime_env": rayguard.preloaded("vllm", runtime_env={"env_vars": {"WAY": name}})}
             for name in ("spare", "preloaded")
         }
         self.actors = {
-            name: actor.options(**workers.get(name, {})).remote(model, keep_s)
+            name: actor.options(**workers.get(name, {})).remote(model, keep_s, str(witnesses))
             for name, keep_s in WAYS.items()
         }
         self.expected = [tokens for tokens, _ in self.answers("old way")]
@@ -130,6 +137,7 @@ class Bench:
         self.calls = itertools.count()
         self.seconds: dict[str, list[float]] = {name: [] for name in (*WAYS, "core")}
         self.not_identical = self.lost = self.doubled = self.not_adopted = 0
+        self.tokens_lost: list[int] = []  # of each cut request
         self.cached: list[float] = []  # part of the prompts that heirs found
         self.survivor: list[float] = []  # ratios
 
@@ -161,6 +169,7 @@ class Bench:
             pause.wait(0.005)
         struck = time.time()
         os.kill(before["pids"]["core"] if core else before["pid"], signal.SIGKILL)
+        then = self.seen()
         pause.wait(0.05)  # a call that is sent to a process that dies just then would be one that was cut
         _, first = self.get(actor.generate.remote(0, 1, f"{call}-first"))
         answers = [self.get(reference)[0] for reference in running]
@@ -168,6 +177,10 @@ class Bench:
         self.doubled += sum(len(answer) > TOKENS for answer in answers)
         self.not_identical += sum(a != b for a, b in zip(answers, self.expected, strict=True))
         after = self.get(actor.status.remote())
+        if WAYS[name]:
+            made, _ = as_of_fault(self.seen(), then)
+            cuts = cuts_of(made, {f"request-{n}-{call}": len(prompt) for n, prompt in enumerate(PROMPTS)})
+            self.tokens_lost += [cut.lost for cut in cuts if cut.made]
         if name == "spare":  # the process is new: it has asked for the cut requests, and for the first
             self.cached.append(after["found_in_cache"] / sum(map(len, [*PROMPTS, PROMPTS[0]])))
         if not core:
@@ -176,6 +189,10 @@ class Bench:
         if name == "spare":
             self.start_spare()
         return struck, first
+
+    def seen(self) -> list[SeenRequest]:
+        """Return what all cores have had."""
+        return [one for path in self.witnesses.glob("*.witness") for one in CoreWitness(path).read()]
 
     def kill_beside(self, name: str, beside: str) -> float:
         """Do as ``kill``, while ``beside`` makes steps; keep how much longer they took until it was back."""
@@ -216,7 +233,8 @@ def import_s() -> float:
 
 def main(rounds: int) -> int:
     with local_ray("actor-death") as folder:
-        bench, imports = Bench(str(tiny_qwen.build(Path(folder) / "model", spread=0.2))), []
+        model = str(tiny_qwen.build(Path(folder) / "model", spread=0.2))
+        bench, imports = Bench(model, Path(folder) / "witnesses"), []
         import_s()  # fills the file cache
         for number in range(rounds):
             first = [bench.kill_beside("spare", "adopted") for _ in range(KILLS)]
@@ -252,6 +270,8 @@ def report(bench: Bench, imports: list[float]) -> int:
         "prefilled_again_ratio": round(1 - statistics.mean(bench.cached), 3),
         "survivor_step_ratio": round(statistics.median(bench.survivor), 2),
         "lost": bench.lost,
+        "tokens_lost_max": max(bench.tokens_lost),
+        "requests_cut": len(bench.tokens_lost),
         "load": round(os.getloadavg()[0], 1),
         "n": len(first),
     }
