@@ -16,6 +16,7 @@ import os
 import select
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -26,6 +27,7 @@ _log = logging.getLogger("rayguard")
 OnDeath = Callable[[ProcessId], None]
 CHECK_S = 0.2  # only where the kernel has no pidfd
 _CLOSE_S = 5.0
+_LOOK_S = 0.01
 # struct pidfd_info of <linux/pidfd.h>: what is asked for, ids, and at its end the exit status.
 _INFO = struct.Struct("=QQ11Ii")
 _INFO_EXIT = 1 << 3
@@ -73,6 +75,19 @@ def dead(process: ProcessId, pidfd: int | None) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def ends(process: ProcessId, *, soon_s: float, limit_s: float = 60.0) -> bool:
+    """Wait for the end of ``process``: ``soon_s``, or ``limit_s`` while it is exiting; say whether it came.
+
+    A process that is killed closes its connections before it is dead: one with a device by seconds.
+    """
+    began, pause = time.monotonic(), threading.Event()
+    while process.alive():
+        if time.monotonic() - began > (limit_s if process.exiting() else soon_s):
+            return False
+        pause.wait(_LOOK_S)
+    return True
 
 
 def note_exit(process: ProcessId, pidfd: int | None) -> None:

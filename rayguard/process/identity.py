@@ -27,7 +27,8 @@ _GONE_STATES = frozenset("ZXx")
 _REMEMBERED = 256
 
 # Where the fields stand after the command name, which may itself hold spaces and parentheses.
-_STATE, _UTIME, _STIME, _STARTED, _EXIT_STATUS = 0, 11, 12, 19, 49
+_STATE, _FLAGS, _UTIME, _STIME, _STARTED, _EXIT_STATUS = 0, 6, 11, 12, 19, 49
+_PF_EXITING = 0x4  # linux/sched.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,11 @@ class ProcessId:
         """Return the kernel's letter (R, S, D, T, t, Z ...), or '' when this process is gone."""
         stat = self._own_stat()
         return "" if stat is None else stat[_STATE]
+
+    def exiting(self) -> bool:
+        """Say whether the kernel is ending it: it runs no code any more, and may still hold what it had."""
+        stat = self._own_stat()
+        return stat is not None and bool(int(stat[_FLAGS]) & _PF_EXITING)
 
     def exitcode(self) -> int | None:
         """Return how it ended, as ``multiprocessing`` says it; None when that is not known.

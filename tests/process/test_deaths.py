@@ -258,3 +258,38 @@ def test_an_idle_watch_burns_no_cpu(watch, processes):
     before = wakeups()
     subprocess.run(["sleep", "0.5"], check=True)
     assert wakeups() == before
+
+
+def test_who_waits_for_an_end_waits_longer_while_the_process_is_exiting(monkeypatch):
+    """One that lives on is no reason to wait."""
+    with subprocess.Popen(["sleep", "600"]) as child:
+        process = ProcessId.of(child.pid)
+        began = time.monotonic()
+        assert not deaths.ends(process, soon_s=0.05)
+        assert not process.exiting()
+        monkeypatch.setattr(ProcessId, "exiting", lambda _: True)
+        assert not deaths.ends(process, soon_s=0.05, limit_s=0.4)
+        assert time.monotonic() - began > 0.4
+        threading.Timer(0.2, child.kill).start()
+        assert deaths.ends(process, soon_s=0.0)
+        assert child.wait() < 0
+
+
+def test_a_killed_process_is_exiting_until_its_memory_is_given_back():
+    """As the kernel says of one with half a GiB of it."""
+    code = "held = bytearray(1 << 29); held[::4096] = b'1' * len(held[::4096]); print(flush=True); input()"
+    seen = False
+    for _ in range(20):
+        with subprocess.Popen(
+            ["python3", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as child:
+            child.stdout.readline()
+            process = ProcessId.of(child.pid)
+            assert not process.exiting()
+            child.kill()
+            while process.alive():
+                seen = seen or process.exiting()
+            child.wait()
+        if seen:
+            return
+    pytest.fail("no process was seen as it exited")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from rayguard.engine.build.footprint import wait_for_memory
 from rayguard.harmless import harmless
 from rayguard.private import closed_after, locked, open_private
 from rayguard.process.cleanup.reaper import free_after
+from rayguard.process.deaths import ends
 from rayguard.process.identity import ProcessId
 from rayguard.process.tree import descendants, end
 
@@ -33,7 +33,6 @@ _FORCE_S = 5.0
 _LOCK = "heirs.lock"
 _TURN_S = 10.0
 _DYING_S = 3.0
-_LOOK_S = 0.02
 _me = ProcessId.me
 _log = logging.getLogger("rayguard")
 
@@ -46,8 +45,7 @@ def claimed(home: Path, around: Surroundings) -> EngineLease | None:
     """
     if not around.actor_id:
         return None
-    if around.pool.name:
-        _wait_for_ends(home, around)
+    _wait_for_ends(home, around)
     folder = open_private(home / leases.FOLDER)
     with closed_after(folder), locked(folder, _LOCK, _TURN_S) as alone:
         if not alone:
@@ -79,7 +77,7 @@ def inherited(home: Path, around: Surroundings, applied: tuple[str, ...]) -> Eng
                 continue
             if around.actor_id and one.actor_id == around.actor_id:
                 end_engine(home, one, "there is a newer one")
-            elif not one.awaited() and one.devices and one.devices == devices():
+            elif _waits_on_my_device(one, around):
                 end_engine(home, one, "its device was given to another actor")
         if found is None:
             return None
@@ -105,16 +103,26 @@ def _is_of_last_pool(one: EngineLease, around: Surroundings) -> bool:
 
 
 def _wait_for_ends(home: Path, around: Surroundings) -> None:
-    """Wait for the actors of a pool whose owner is dead: Ray ends them, each at its own time."""
-    left = [one for one in leases.leases(home) if _is_of_last_pool(one, around)]
+    """Wait for the process before this one, and for the actors of a pool whose owner is dead: they end.
+
+    Ray starts the next life of an actor as soon as its last one has closed its connections.
+    """
     until = time.monotonic() + _DYING_S
-    while not all(map(is_free, left)) and time.monotonic() < until:
-        threading.Event().wait(_LOOK_S)
+    for one in list(leases.leases(home)):
+        mine = one.actor_id == around.actor_id and one.owner != _me()
+        if mine or _is_of_last_pool(one, around):
+            ends(one.owner, soon_s=until - time.monotonic())
 
 
 def devices() -> str:
     """Return which accelerators this process was given."""
     return ";".join(f"{name}={os.environ[name]}" for name in DEVICES if os.environ.get(name))
+
+
+def _waits_on_my_device(one: EngineLease, around: Surroundings) -> bool:
+    """Say whether Ray gave its device to this process; another cluster's Ray cannot say so."""
+    mine = bool(one.devices) and one.devices == devices() and one.gcs_address == around.gcs_address
+    return mine and not one.awaited()
 
 
 def is_free(one: EngineLease) -> bool:

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import threading
-import time
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from rayguard.engine.adoption import heirs
 from rayguard.engine.adoption.lease import EngineLease, remove
 from rayguard.harmless import harmless
+from rayguard.process.deaths import ends
 from rayguard.process.identity import ProcessId
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rayguard.engine.protocol import Engine
 
 _OWNER_DIES_S = 0.2  # its connections are closed before it is gone
+_OWNER_EXITS_S = 5.0
 
 
 class OwnLeases:
@@ -88,10 +89,7 @@ class OwnLeases:
         pool = self._around.pool
         if not self._held or pool.owner is None or pool.node != self._around.node:
             return False
-        until = time.monotonic() + _OWNER_DIES_S
-        while pool.owner.alive() and time.monotonic() < until:
-            threading.Event().wait(_OWNER_DIES_S / 10)
-        return not pool.owner.alive()
+        return ends(pool.owner, soon_s=_OWNER_DIES_S, limit_s=_OWNER_EXITS_S)
 
     def revoke(self) -> None:
         """Let no engine of this slot outlive this process."""

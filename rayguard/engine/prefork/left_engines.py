@@ -11,12 +11,12 @@ import json
 import os
 import select
 import socket
-import threading
 import time
 from multiprocessing import reduction
 from typing import TYPE_CHECKING
 
 from rayguard.engine.prefork import child
+from rayguard.process.deaths import ends
 from rayguard.process.identity import OWNER_ENV, ProcessId, claim, claimed_marks, owner_mark, owner_of
 from rayguard.process.tree import descendants, end
 
@@ -43,13 +43,11 @@ class Owners:
 
         Engines of an owner that lives are ended at once: it has let go of them.
         """
-        owner, began = owner_of(self._mark), time.monotonic()
-        while owner is not None and owner.alive() and time.monotonic() - began < _EXITING_S:
-            threading.Event().wait(_EXITING_S / 10)  # a process that dies closes its files before it is dead
-        if owner is None or owner.alive():
+        owner = owner_of(self._mark)
+        if owner is None or not ends(owner, soon_s=_EXITING_S):
             end(descendants(ProcessId.me()), polite_s=0.0)
             return None
-        left_mark = self._mark
+        left_mark, began = self._mark, time.monotonic()
         self._belong_to(owner_mark(ProcessId.me()))  # who tidies up after the dead leaves it alone
         with socket.socket(fileno=os.dup(listener)) as door:
             door.settimeout(_ANSWER_S)

@@ -10,7 +10,6 @@ Measured on the tiny model at 10 k tokens/s: see ``tests/benchmarks/bench_throug
 from __future__ import annotations
 
 import hashlib
-import itertools
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -256,14 +255,12 @@ class InFlight:
         return None
 
     def _forget_answered(self) -> None:
-        many, until = len(self._answered) - _ANSWERED, time.monotonic() - _ANSWERED_S
-        in_order = enumerate(self._answered.items())
-        old = [
-            name
-            for n, (name, _) in itertools.takewhile(lambda one: one[0] < many or one[1][1] < until, in_order)
-        ]
-        for name in old:
-            del self._answered[name]
+        old, until = [], time.monotonic() - _ANSWERED_S
+        while self._answered and (
+            len(self._answered) > _ANSWERED or next(iter(self._answered.values())) < until
+        ):
+            old.append(next(iter(self._answered)))
+            del self._answered[old[-1]]
         if old:
             self.release(old)
 

@@ -161,7 +161,7 @@ class Bench:
         """Return when it was killed and when the next first token came (wall clock, seconds)."""
         actor = self.actors[name]
         before, pause = self.get(actor.status.remote()), threading.Event()
-        call = str(next(self.calls))
+        call, counts = str(next(self.calls)), self.counts()
         running = [actor.generate.remote(number, call=call) for number in range(len(PROMPTS))]
         until = time.monotonic() + GET_S
         while self.get(actor.status.remote())["tokens_generated"] < before["tokens_generated"] + 50:
@@ -169,7 +169,7 @@ class Bench:
             pause.wait(0.005)
         struck = time.time()
         os.kill(before["pids"]["core"] if core else before["pid"], signal.SIGKILL)
-        then = self.seen()
+        then = self.seen(counts)
         pause.wait(0.05)  # a call that is sent to a process that dies just then would be one that was cut
         _, first = self.get(actor.generate.remote(0, 1, f"{call}-first"))
         answers = [self.get(reference)[0] for reference in running]
@@ -178,7 +178,7 @@ class Bench:
         self.not_identical += sum(a != b for a, b in zip(answers, self.expected, strict=True))
         after = self.get(actor.status.remote())
         if WAYS[name]:
-            made, _ = as_of_fault(self.seen(), then)
+            made, _ = as_of_fault(self.seen(counts), then)
             cuts = cuts_of(made, {f"request-{n}-{call}": len(prompt) for n, prompt in enumerate(PROMPTS)})
             self.tokens_lost += [cut.lost for cut in cuts if cut.made]
         if name == "spare":  # the process is new: it has asked for the cut requests, and for the first
@@ -190,9 +190,14 @@ class Bench:
             self.start_spare()
         return struck, first
 
-    def seen(self) -> list[SeenRequest]:
-        """Return what all cores have had."""
-        return [one for path in self.witnesses.glob("*.witness") for one in CoreWitness(path).read()]
+    def counts(self) -> dict[Path, int]:
+        """Return how many requests each core has had."""
+        return {path: CoreWitness(path).count for path in self.witnesses.glob("*.witness")}
+
+    def seen(self, counts: dict[Path, int]) -> list[SeenRequest]:
+        """Return what cores have had since ``counts``."""
+        paths = self.witnesses.glob("*.witness")
+        return [one for path in paths for one in CoreWitness(path).read(counts.get(path, 0))]
 
     def kill_beside(self, name: str, beside: str) -> float:
         """Do as ``kill``, while ``beside`` makes steps; keep how much longer they took until it was back."""

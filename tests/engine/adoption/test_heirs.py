@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -154,6 +157,7 @@ def test_an_engine_waits_for_the_next_life_of_its_pools_owner(owner, told):
 
 ENDING = """
 import sys
+import threading
 from types import SimpleNamespace
 from rayguard.engine.adoption.own_leases import OwnLeases
 from rayguard.engine.context import OfPool, Surroundings
@@ -181,3 +185,25 @@ def test_an_actor_that_exits_leaves_its_engine_where_its_pools_owner_has_died(
     ended = subprocess.run([sys.executable, "-c", ENDING, *marks, node], check=False, timeout=100)
     assert ended.returncode == (1 if stays else 3)
     assert len(list(leases(tmp_path))) == int(stays)
+
+
+def test_an_heir_waits_for_the_life_before_it_that_is_ending(left, tmp_path):
+    """Ray begins the next life as soon as the last one has closed its connections."""
+    mine = left("me", alive=True)
+    killer = threading.Timer(0.4, os.kill, (mine.owner.pid, signal.SIGKILL))
+    killer.start()
+    claimed = heirs.claimed(tmp_path, heir("me"))
+    killer.join()
+    assert claimed is not None
+    assert claimed.core == mine.core
+
+
+def test_an_engine_of_another_cluster_is_neither_used_nor_ended(left, tmp_path, monkeypatch):
+    """Two of Ray's may share a machine, its devices, and a home."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    one = left("old", gcs_address="127.0.0.1:1", devices="CUDA_VISIBLE_DEVICES=0", pool="")
+    theirs = Surroundings(actor_id="new", gcs_address="127.0.0.1:2")
+    assert heirs.inherited(tmp_path, theirs, ()) is None
+    assert one.core.alive()
+    assert heirs.inherited(tmp_path, replace(theirs, gcs_address=one.gcs_address), ()) is None
+    assert not one.core.alive(), "here it is this one's"
