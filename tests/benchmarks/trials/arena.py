@@ -83,13 +83,15 @@ class Arena:
         """Hold a trial, once more where the fault came too late; return what came of it."""
         outcome = Outcome(trial=trial)
         for attempt in range(ATTEMPTS):
-            self._once(trial, outcome, attempt)
+            target = self._once(trial, outcome, attempt)
             self.rest.settle(outcome)
+            if trial.fault.of_actor and outcome.fired:
+                self._judge_heir(outcome, target)
             if outcome.fired or outcome.problems[1:]:
                 break
         return outcome
 
-    def _once(self, trial: Trial, outcome: Outcome, attempt: int) -> None:
+    def _once(self, trial: Trial, outcome: Outcome, attempt: int) -> strike.Target:
         weights = self.weights
         if (trial.new_weights or trial.place is Place.OWN_PUSHES) and not attempt:
             weights.renew(weights.others(trial))
@@ -117,6 +119,7 @@ class Arena:
         blow.child = child
         self._judge(outcome, asked, batch, blow, target, known)
         self._judge_act(outcome, act, before)
+        return target
 
     def _crowd(self) -> Crowd:
         """Watch that no engine begins before the one in whose place it comes is gone; but for a standby."""
@@ -180,6 +183,15 @@ class Arena:
         outcome.never_noticed += own_answer.unnoticed(trial, act.told, outcome.detect_s)
         if own_answer.harmless(trial) and (now := self._lives()) != before:
             outcome.amiss.append(f"engines were begun anew for it: {before}, {now}")
+
+    def _judge_heir(self, outcome: Outcome, target: strike.Target) -> None:
+        """Note whether the actor's next life went on with its engine, which waited."""
+        handle = self.pool.handles.get(target.name)
+        now = None if handle is None else ray.get(handle.engine_status.remote(), timeout=strike.STATUS_S)
+        if now is not None and now["pids"]["core"] == target.core.pid:
+            outcome.adopted += 1
+        elif outcome.trial.fault in {Fault.HEIR_KILL_ACTOR, Fault.RAY_KILL_ACTOR}:
+            outcome.amiss.append("the actor's next life has another engine than the one that waited for it")
 
     def _prompts(self, asked: dict[str, Question]) -> dict[str, int]:
         """Return the length of each request's prompt, by the ids that the engines know."""

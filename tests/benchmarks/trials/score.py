@@ -56,7 +56,7 @@ class Outcome:
     cuts_misstated: list[str] = field(default_factory=list)
     left_over: list[str] = field(default_factory=list)  # processes that should have been ended
     two_on_a_device: list[str] = field(default_factory=list)
-    adopted: int = 0  # engines of a dead owner that its next life goes on with
+    adopted: int = 0  # engines that the next life of their actor, or of their pool's owner, goes on with
     detect_s: float | None = None
     recover_s: float | None = None
     notes: list[str] = field(default_factory=list)
@@ -221,7 +221,11 @@ def summary(outcomes: Sequence[Outcome], cold_s: Sequence[float]) -> dict[str, A
         "misfired": sum(not o.fired for o in outcomes),
         "differing_other": sum(len(o.differing_other) for o in outcomes),
         "restarted": sum(len(o.restarted) for o in outcomes),
-        "owners_engines_adopted": sum(o.adopted for o in outcomes),
+        "adopted": {
+            fault.value: adopted
+            for fault in Fault
+            if (adopted := sum(o.adopted for o in outcomes if o.trial.fault is fault))
+        },
         "owner_recover_s": [
             _rounded(o.recover_s) for o in outcomes if o.trial.fault is Fault.KILL_OWNER and o.recover_s
         ],
