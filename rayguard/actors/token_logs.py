@@ -53,6 +53,7 @@ class LeftBehind:
     """What a dead process left of the requests that ran in it."""
 
     tokens: Mapping[str, Generated] = field(default_factory=dict)  # by request id
+    questions: Mapping[str, str] = field(default_factory=dict)  # the fingerprints of those requests
     lost: int | None = None  # tokens that had reached it and are nowhere; None: nobody knows
 
 
@@ -61,4 +62,5 @@ def left_in(path: str) -> LeftBehind:
     if not path:
         return LeftBehind()
     found, lost = read_left(Path(path))
-    return LeftBehind({name: logged.generated for name, logged in found.items()}, lost)
+    questions = {name: logged.fingerprint for name, logged in found.items()}
+    return LeftBehind({name: logged.generated for name, logged in found.items()}, questions, lost)

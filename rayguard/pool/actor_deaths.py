@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rayguard.actors.life import incidents
+from rayguard.actors.token_logs import LeftBehind
 from rayguard.faults.diagnosis import Kind, Scope
 from rayguard.harmless import harmless
 from rayguard.pool.actors.messages import Hello
@@ -24,9 +25,8 @@ from rayguard.recovery.incident import Incident, Outcome
 from rayguard.recovery.remedy import HIRED_ANEW, Action, Remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
-    from rayguard.engine.generated import Generated
     from rayguard.pool.actors.connection import ActorConnection
     from rayguard.pool.book import Book
     from rayguard.pool.entries import Lost
@@ -60,7 +60,10 @@ class ActorDeaths:
             if left is not None:
                 uncounted = uncounted if left.lost is None else left.lost
                 for request_id, generated in left.tokens.items():
-                    if self._book.progressed(name, request_id, 0, generated):
+                    # Of an id that was used before, and now again, the log may still have what was said then.
+                    entry, asked = self._book.entries.get(request_id), left.questions.get(request_id, "")
+                    other = entry is not None and entry.question not in {"", asked}
+                    if not other and self._book.progressed(name, request_id, 0, generated):
                         self._tickets.ledger.progressed(request_id, 0, generated)
             self._tickets.ledger.flush()
         lost = self._book.lose(name, blame=blame)
@@ -80,11 +83,11 @@ class ActorDeaths:
             self.losses.began(loss)
         return lost
 
-    def left_in(self, token_log: str, node: str) -> Mapping[str, Generated]:
+    def left_in(self, token_log: str, node: str) -> LeftBehind:
         """Return what a log has, by request id, of an actor of this pool's owner in its last life."""
         with harmless("token_log"):
-            return self._provider.left_behind(Hello(session="", token_log=token_log, node_id=node)).tokens
-        return {}
+            return self._provider.left_behind(Hello(session="", token_log=token_log, node_id=node))
+        return LeftBehind()
 
     def look(self, known: Collection[str]) -> None:
         """Tell what is over; ``known`` are the requests that are here."""

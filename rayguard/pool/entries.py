@@ -25,11 +25,12 @@ class Entry:
     afresh: tuple[str, ...] = ()  # why tokens of it were thrown away here
     deaths: int = 0  # actors that died while it ran on them
     runs: int = 0
+    question: str = ""  # the request's fingerprint, where a ledger has it
 
     def order(self) -> Order:
         """Return what an actor must be told."""
         prior = self.generated if len(self.generated) else None
-        return Order(request=self.request, prior=prior, cuts=self.cuts)
+        return Order(request=self.request, prior=prior, cuts=self.cuts, question=self.question)
 
     def cut(self) -> None:
         """Its engine is gone: it waits for another one, with the tokens that are known."""

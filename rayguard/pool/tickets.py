@@ -21,7 +21,7 @@ from rayguard.pool.ledger.request_ledger import NoLedger
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from rayguard.engine.generated import Generated
+    from rayguard.actors.token_logs import LeftBehind
     from rayguard.pool.book import Book
     from rayguard.pool.entries import Entry
     from rayguard.pool.values.request import Request
@@ -62,7 +62,7 @@ class Tickets:
         self._expired = expired
         self._listeners: dict[str, list[Callable[[Event], None]]] = {}
 
-    def take_up(self, ledger: NoLedger, left_in: Callable[[str, str], Mapping[str, Generated]]) -> None:
+    def take_up(self, ledger: NoLedger, left_in: Callable[[str, str], LeftBehind]) -> None:
         """Go on where the owner's life before this one ended.
 
         ``left_in`` returns what is in the token log of an actor, by its path and its node: newer than what
@@ -76,11 +76,12 @@ class Tickets:
             future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
             future.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody asks
             request = owed.request
-            for made in (log[request.id] for log in logs if request.id in log):
-                owed.join(0, made)
-                ledger.progressed(request.id, 0, made)
+            for log in logs:
+                if log.questions.get(request.id) == owed.fingerprint:
+                    owed.join(0, log.tokens[request.id])
+                    ledger.progressed(request.id, 0, log.tokens[request.id])
             self.waiting[request.id] = Ticket(request, future, time.monotonic(), owed.fingerprint)
-            self._book.accept(request, owed.generated)
+            self._book.accept(request, owed.generated).question = owed.fingerprint
         ledger.gone(past.logs)
         ledger.flush()
 
@@ -108,7 +109,7 @@ class Tickets:
         ticket = Ticket(request, future, time.monotonic(), request.fingerprint if keep else "")
         self._expire(ticket, deadline_s)
         self.waiting[request.id] = ticket
-        self._book.accept(request)
+        self._book.accept(request).question = ticket.fingerprint
         if keep:
             self.ledger.accepted(request, ticket.fingerprint)
         return future, True

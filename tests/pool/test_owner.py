@@ -218,6 +218,7 @@ class LoggedActors(ScriptedProvider):
     def __init__(self, script, logs):
         super().__init__(script)
         self.logs = logs  # what is in them, by path
+        self.questions = {}
         self.paces = []
 
     def hire(self, name):
@@ -235,11 +236,13 @@ class LoggedActors(ScriptedProvider):
         return member
 
     def left_behind(self, hello):
-        return LeftBehind(self.logs.get(hello.token_log, {}) if hello.node_id == self.node_id else {})
+        found = self.logs.get(hello.token_log, {}) if hello.node_id == self.node_id else {}
+        return LeftBehind(found, {name: self.questions.get(name, "another one") for name in found})
 
 
-def begin(owner, logs, **script):
+def begin(owner, logs, questions=(), **script):
     owner.staff = LoggedActors(Script(**{"turn_s": 0.01, **script}), logs)
+    owner.staff.questions = dict(questions)
     policy = PoolPolicy(progress=False, ledger=owner.path)
     owner.pool = RolloutPool.of(owner.staff, engines=2, policy=policy)
     return owner.pool
@@ -263,6 +266,10 @@ def test_the_next_life_goes_on_from_what_actors_had_logged_and_the_owner_was_not
         logs[f"/logs/rollout-{number}"] = dict(zip(names, ranked, strict=True)) | {"strange": Generated()}
     assert set(logs) == {f"/logs/{name}" for name in owner.staff.members}
     begin(owner, logs, turn_s=5.0)
+    assert owner.known() == known, "these are of an earlier request with the same id"
+    owner.pool.wait_ready(timeout_s=20)
+    owner.die()
+    begin(owner, logs, {request.id: request.fingerprint for request in ids}, turn_s=5.0)
     assert owner.known() == more
     owner.die()
     logs.clear()

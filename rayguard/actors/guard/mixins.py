@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import inspect
 from dataclasses import replace
 from types import FunctionType
@@ -20,6 +19,7 @@ from rayguard.actors.life import current_life, publishing
 from rayguard.actors.life.incarnation import ActorMemory, Incarnation
 from rayguard.actors.life.process_exit import end_process
 from rayguard.actors.mark import Guarding, mark_of
+from rayguard.actors.memory import heap
 from rayguard.actors.memory.relief_actions import HOOK
 from rayguard.actors.methods import MARK, leave
 from rayguard.actors.token_logs import keep_tokens
@@ -118,7 +118,7 @@ class RolloutMixin:
             current_life.note("its engine outlived it, and goes on in this life")
         lost = self._engine_slot.changes.lost  # then what the last life left was made by other weights
         self._token_log = keep_tokens(self._engine_slot.engine(0.0), around.actor_id, go_on=not lost)
-        gc.freeze()  # else a collection over all that was imported stops requests for half a second
+        heap.freeze()
 
     @overload
     def with_engine(self, use: Callable[[Any], Awaitable[T]]) -> Awaitable[T]: ...

@@ -3,8 +3,6 @@
 The frontend itself outlives its engine's core. What must outlive the frontend's process too is read off
 every few engine steps (``output_state``) and handed to *keepers*: the token log, and the actor's pool.
 A request that comes back with tokens from such a keeper goes on from them.
-
-Measured on the tiny model at 10 k tokens/s: see ``tests/benchmarks/bench_throughput.py``.
 """
 
 from __future__ import annotations
@@ -86,6 +84,7 @@ class InFlight:
         self._read: dict[str, int] = {}  # internal id -> tokens that the keepers have
         self._begun: dict[str, str] = {}  # internal id -> the id by which keepers know it
         self._notes: dict[str, RequestNote] = {}
+        self._questions: dict[str, str] = {}  # fingerprints that followers know
         self._priors: dict[str, Generated] = {}
         self._left: dict[str, tuple[str, Generated]] = {}
         self._left_until = 0.0
@@ -101,15 +100,17 @@ class InFlight:
         """Tell ``keeper`` of what is in flight from now on."""
         self.keepers.append(keeper)
 
-    def follow(self, request_id: str, prior: Generated | None = None) -> RequestNote:
+    def follow(self, request_id: str, prior: Generated | None = None, question: str = "") -> RequestNote:
         """Announce a request that is about to be made, with what is there of it; return its notes to come."""
         if prior is not None and len(prior):
             self._priors[request_id] = prior
+        self._questions[request_id] = question
         return self._notes.setdefault(request_id, RequestNote())
 
     def unfollow(self, request_id: str) -> None:
         """Forget an announced request."""
         self._notes.pop(request_id, None)
+        self._questions.pop(request_id, None)
         self._priors.pop(request_id, None)
 
     def left(self, found: Mapping[str, tuple[str, Generated]]) -> None:
@@ -129,7 +130,7 @@ class InFlight:
             self._left.clear()
             return None
         fingerprint, found = self._left.get(name, ("", None))
-        if found is None or fingerprint != fingerprint_of(request):
+        if found is None or fingerprint != (self._questions.get(name) or fingerprint_of(request)):
             return None
         del self._left[name]
         made_by = {made for made, _ in found.versions}
@@ -144,10 +145,9 @@ class InFlight:
                 self.audited.began(request)
         if not self.keepers:
             return
-        name, fingerprint = name_of(request), fingerprint_of(request)
-        if (
-            self._answered.pop(name, None) is not None
-        ):  # asked again: what is left of its answer is not this one's
+        name = name_of(request)
+        fingerprint = self._questions.get(name) or fingerprint_of(request)
+        if self._answered.pop(name, 0.0):  # asked again: what is left of its answer is not this one's
             self._pending = [entry for entry in self._pending if entry[0] != name]
         self._begun[request.request_id] = name
         self._read[request.request_id] = 0

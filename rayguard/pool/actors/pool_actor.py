@@ -192,7 +192,7 @@ class Serving:
         assert inflight is not None  # hello comes before the first request
         try:
             self._outbox.expect(name, 0 if order.prior is None else len(order.prior))
-            note = inflight.follow(name, order.prior)
+            note = inflight.follow(name, order.prior, order.question)
             note.cuts.extend(order.cuts[: -1 if order.prior is not None else None])
             answer = await self._owner.with_engine(lambda engine: _answer(engine, order, note))
             if isinstance(answer, Sample):

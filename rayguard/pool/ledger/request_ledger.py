@@ -144,6 +144,7 @@ class RequestLedger(NoLedger):
         with harmless("ledger"):
             kept = self._owed[token_log] = Kept()
             self._put(kept, records.logged(token_log, node))
+        self.flush()
 
     def gone(self, names: Iterable[str]) -> None:
         """Note that nobody waits for these requests any more, or will ask; that these logs have no writer."""

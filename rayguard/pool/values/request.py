@@ -58,6 +58,7 @@ class Order:
     request: Request
     prior: Generated | None = None
     cuts: tuple[int, ...] = ()  # where it was cut before, in tokens
+    question: str = ""  # its fingerprint, where that is known: what the actor's token log says of it
 
 
 def fan_out(group: str, prompt: object, sampling: Mapping[str, object]) -> list[Request]:
