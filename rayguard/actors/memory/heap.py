@@ -1,4 +1,4 @@
-"""The heap of a process that has imported what it needs: Python's collector need not walk it again and again."""
+"""The heap of a process that has imported what it needs: no collection need walk it again."""
 
 from __future__ import annotations
 
