@@ -125,24 +125,25 @@ class Rounds:
         }
 
 
-def held(rounds: int) -> dict[str, int]:
+def held(rounds: int, *, beside: bool) -> dict[str, int]:
     """Hold so many rounds; return what is left of them, and how many there were of each."""
     everyone = Rounds()
     shared, descriptors = set(Path("/dev/shm").iterdir()), psutil.Process().num_fds()
     for way in track(tuple(islice(cycle(WAYS), rounds)), "Hosts", console=Console(stderr=True)):
         everyone.one(way)
     told = everyone.left()
-    told["segments"] = len(set(Path("/dev/shm").iterdir()) - shared)
+    if not beside:
+        told["segments"] = len(set(Path("/dev/shm").iterdir()) - shared)
     told["descriptors"] = max(0, psutil.Process().num_fds() - descriptors)
     told["children"] = len(psutil.Process().children(recursive=True))
     return {"rounds": rounds, "inherited": everyone.inherited, **told}
 
 
-def main(rounds: int) -> int:
+def main(rounds: int, *, beside: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="hosts-") as home:
         os.environ["RAYGUARD_HOME"] = home
         began = time.monotonic()
-        told = held(rounds)
+        told = held(rounds, beside=beside)
     print(json.dumps({**told, "seconds": round(time.monotonic() - began)}))
     got = sum(way in {"inherited", "heir killed"} for way in islice(cycle(WAYS), rounds))
     left = {name: count for name, count in told.items() if name not in {"rounds", "inherited"}}
@@ -154,4 +155,8 @@ if __name__ == "__main__":
     options.add_argument(
         "rounds", nargs="?", type=int, default=1000, help="in turns of six ways (default: 1000)"
     )
-    sys.exit(main(options.parse_args().rounds))
+    options.add_argument(
+        "--beside", action="store_true", help="others use the machine too: its shared memory is not counted"
+    )
+    chosen = options.parse_args()
+    sys.exit(main(chosen.rounds, beside=chosen.beside))

@@ -668,7 +668,7 @@ def test_a_torch_that_looked_for_gpus_spoils_forks_only_where_engines_use_one(
 
 def test_servers_in_all_their_ways_to_end_leave_nothing():
     """Twelve of the thousand of ``bench_hosts``."""
-    command = [sys.executable, "-m", "tests.benchmarks.runs.bench_hosts", "12"]
+    command = [sys.executable, "-m", "tests.benchmarks.runs.bench_hosts", "12", "--beside"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["inherited"] == 4
