@@ -12,8 +12,9 @@ undisturbed engine, or a bar is missed: a median of 1.5 s and at most 3 s with a
 
 While the first is killed another actor makes short steps: ``survivor_step_ratio`` is the median step from the signal to
 the first token, by those just before, when both generate. ``prefilled_again_ratio`` is the part of their prompts that
-the cut requests did not find in the engine's cache, where earlier ones with the same prompts left them too. ``doubled`` counts answers longer than was asked, ``tokens_lost_max`` the tokens of one request that the engine
-had made when its actor was struck and made again (a witness in its scheduler counts them).
+the cut requests did not find in the engine's cache, where earlier ones with the same prompts left them too. ``doubled``
+counts answers longer than was asked, ``tokens_lost_max`` the tokens of one request that the engine had made when its actor
+was struck and made again (a witness in its scheduler counts them).
 """
 
 from __future__ import annotations

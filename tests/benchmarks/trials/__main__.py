@@ -3,8 +3,9 @@
 Last line JSON; ends with 1 where one of these is not zero: ``lost``, ``doubled``, ``stale``, ``mixed`` (by two
 weights), ``not_identical``; ``innocents_blamed`` (requests that got an error for what was not their fault);
 ``settings_left_on`` (safe settings after their probation), ``shm_left`` (shared memory of dead engines),
-``left_over`` (their processes); ``two_on_a_device`` (more engines at a time than devices); ``never_noticed`` (no incident, and no answer within its deadline), ``amiss``
-(the fault's own caller got something else than is promised, or an engine was begun anew in vain); ``misfired``.
+``left_over`` (their processes); ``two_on_a_device`` (more engines at a time than devices); ``never_noticed`` (no
+incident, and no answer within its deadline), ``amiss`` (the fault's own caller got something else than is promised, or
+an engine was begun anew in vain); ``misfired``.
 
 ``python -m tests.benchmarks.trials --trials 20 --seed 0 [--only NUMBER] [--faults NAME]``
 ``python -m tests.benchmarks.trials --saturate MINUTES``: no fault at all; restarts, incidents must be none.

@@ -157,7 +157,6 @@ def test_an_engine_waits_for_the_next_life_of_its_pools_owner(owner, told):
 
 ENDING = """
 import sys
-import threading
 from types import SimpleNamespace
 from rayguard.engine.adoption.own_leases import OwnLeases
 from rayguard.engine.context import OfPool, Surroundings
