@@ -8,6 +8,7 @@ The server waits as long: the next life of its owner's actor takes it over, and 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import socket
@@ -23,6 +24,7 @@ from rayguard.process.tree import descendants, end
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_log = logging.getLogger("rayguard")
 _EXITING_S = 0.5
 _NOTICE_S = 2.0
 _LOOK_S = 0.1
@@ -60,7 +62,13 @@ class Owners:
                 if not engines:
                     break
                 if waited_s > _NOTICE_S:
-                    end([one for one in engines if left_mark in _claims(one)], polite_s=0.0)
+                    stuck = [one for one in engines if left_mark in _claims(one)]
+                    if stuck:
+                        pids = [one.pid for one in stuck]
+                        _log.warning(
+                            "rayguard: engines that do not notice their owner's death are ended: %s", pids
+                        )
+                    end(stuck, polite_s=0.0)
         return None
 
     def _handed_over(self, door: socket.socket, report: Mapping[str, object]) -> int | None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tests.benchmarks.trials.witness import SeenRequest
 
 _END_S = 60.0
+_DYING_S = 10.0  # of actors whose owner is gone
 _LOOK_S = 0.001
 
 
@@ -109,7 +110,7 @@ class OwnerArena:
         call = self.owner.generate.remote(
             [q.prompt for q in asked.values()], [dict(q.sampling) for q in asked.values()], list(asked)
         )
-        at, then, got = None, [], []
+        at, dying_ns, then, got = None, (0, 0), [], []
         with Crowd(rollouts.witnesses(self.folder), self.engines) as crowd:
             if _come(
                 lambda: sum(core.tokens() for core in seen) >= trial.part * tokens / (1 + attempt), call
@@ -117,12 +118,14 @@ class OwnerArena:
                 at = time.monotonic()
                 os.kill(me.pid, signal.SIGKILL)
                 then = [one for core in seen for one in core.witness.read(core.since)]
+                if all(gone(actor, _DYING_S) for actor in actors):
+                    dying_ns = int(at * 1e9), time.monotonic_ns()
             try:
                 got = ray.get(call, timeout=ANSWER_S + stage.START_S)
             except ray.exceptions.RayError as error:
                 outcome.lost.append(f"the call raised {type(error).__name__}: {error}")
         outcome.two_on_a_device += crowd.too_many
-        self._judge(outcome, asked, got, at, then)
+        self._judge(outcome, asked, got, at, _Struck(then, dying_ns))
         if at is not None:
             self._ended(outcome, actors, cores)
 
@@ -141,7 +144,7 @@ class OwnerArena:
         asked: dict[str, Question],
         got: Sequence[Any],
         at: float | None,
-        then: Sequence[SeenRequest],
+        struck: _Struck,
     ) -> None:
         version, lengths = self._current(), self.oracle.prompt_tokens
         notes = Notes(sent=[Sent(at=0.0, id=name, engine="", version=version, known=0) for name in asked])
@@ -153,12 +156,13 @@ class OwnerArena:
             for name, question in asked.items()
             for index in range(question.n)
         }
-        seen, outcome.unseen = score.as_of_fault(self._witnessed(), then)
+        seen, outcome.unseen = score.as_of_fault(self._witnessed(), struck.seen, struck.dying_ns)
         cuts = score.cuts_of(seen, prompts)
         outcome.running, outcome.fired = len(cuts), bool(cuts)
         samples = {sample.id: sample for generation in got for sample in generation.samples}
         score.judge_tokens(outcome, cuts, samples)
-        again = [one.at_ns / 1e9 for one in seen if one.id[: -score.TAIL] in prompts and one.at_ns / 1e9 > at]
+        until = struck.dying_ns[1] or int(at * 1e9)
+        again = [one.at_ns / 1e9 for one in seen if one.id[: -score.TAIL] in prompts and one.at_ns > until]
         outcome.recover_s = min(again) - at if again else None
 
     def _current(self) -> str:
@@ -170,6 +174,14 @@ class OwnerArena:
     def _witnessed(self) -> Iterator[SeenRequest]:
         for path in rollouts.witnesses(self.folder).glob("*.witness"):
             yield from CoreWitness(path).read()
+
+
+@dataclass(frozen=True, slots=True)
+class _Struck:
+    """What the cores had when the owner was killed, and how long its actors took to end then."""
+
+    seen: Sequence[SeenRequest]
+    dying_ns: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,13 @@ class Blow:
         default_factory=list
     )  # by the core of an actor that was hit, at that moment
 
+    @property
+    def dying_ns(self) -> tuple[int, int]:
+        """From the blow to the last thread of who was struck, in monotonic nanoseconds."""
+        if self.at is None or self.died_s is None:
+            return 0, 0
+        return int(self.at * 1e9), int((self.at + self.died_s) * 1e9)
+
     def begin(self, pid: int) -> None:
         """It is done now, and will end the process ``pid``; 0: none."""
         self.pid, self.at, self.wall = pid, time.monotonic(), time.time()

@@ -98,9 +98,11 @@ class Ties:
 
     def _owner_died(self, owner: ProcessId) -> None:
         left = leases.read(home(), ProcessId.me())
-        if left is None or _memory_is_short():
+        if left is None:  # its owner took it away, or never left one: it ends on purpose
             self._end()
-        assert left is not None
+        if _memory_is_short():
+            _log.warning("rayguard: this engine ends with its actor: memory is short, although that is dead")
+            self._end()
         with self._turn:
             if self._owner != owner or self._waiting:
                 return
