@@ -126,13 +126,6 @@ def test_what_a_core_makes_after_its_actor_is_gone_is_told_apart():
     assert score.as_of_fault(lives, []) == (lives, 0)
 
 
-def test_what_came_to_a_core_while_its_actor_died_had_nothing_at_the_fault():
-    """It lost nothing then; what came later and was cut again did."""
-    lives = [seen("a", 3, 10, 90), seen("a", 9, 10, 20), seen("a", 12, 10, 30)]
-    found, _ = score.as_of_fault(lives, [], (2, 6))
-    assert [cut.lost for cut in score.cuts_of(found, {"a": 10})] == [0, 10]
-
-
 def test_tokens_are_lost_by_what_was_made_and_not_kept():
     """Requests that waited for their first token lose nothing and are not counted."""
     told = outcome()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -44,6 +45,25 @@ def test_a_request_that_ended_keeps_its_count(pair):
     writer.see("a", 9)
     writer.begin("a", 5)
     assert [(seen.start, seen.now) for seen in witness.read()] == [(1, 5), (5, 5)]
+
+
+def test_each_token_has_its_time(pair):
+    """So that what there was at a fault is known afterwards; what came after it had nothing then."""
+    writer, witness = pair
+    began = time.monotonic_ns()
+    writer.begin("a", 10)
+    writer.see("a", 12)  # two in one step
+    middle = time.monotonic_ns()
+    threading.Event().wait(0.005)
+    writer.see("a", 13)
+    writer.begin("b", 7)
+    writer.see("b", 9)
+    now = time.monotonic_ns()
+    assert [(one.id, one.now) for one in witness.as_of(began, now)] == [("a", 10), ("b", 7)]
+    assert [(one.id, one.now) for one in witness.as_of(middle, now)] == [("a", 12), ("b", 7)]
+    assert [(one.id, one.now) for one in witness.as_of(middle, middle)] == [("a", 12)]
+    assert witness.as_of(now, now) == witness.read()
+    assert [one.id for one in witness.as_of(now, now, since=1)] == ["b"]
 
 
 def test_the_newest_requests_are_kept(pair):

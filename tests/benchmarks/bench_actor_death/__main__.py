@@ -168,10 +168,10 @@ class Bench:
         while self.get(actor.status.remote())["tokens_generated"] < before["tokens_generated"] + 50:
             assert time.monotonic() < until, "no token came"
             pause.wait(0.005)
-        struck = time.time()
+        struck, at_ns = time.time(), time.monotonic_ns()
         os.kill(before["pids"]["core"] if core else before["pid"], signal.SIGKILL)
-        then = self.seen(counts)
         pause.wait(0.05)  # a call that is sent to a process that dies just then would be one that was cut
+        then = self.seen(counts, at_ns)
         _, first = self.get(actor.generate.remote(0, 1, f"{call}-first"))
         answers = [self.get(reference)[0] for reference in running]
         self.lost += sum(not answer for answer in answers)
@@ -195,10 +195,12 @@ class Bench:
         """Return how many requests each core has had."""
         return {path: CoreWitness(path).count for path in self.witnesses.glob("*.witness")}
 
-    def seen(self, counts: dict[Path, int]) -> list[SeenRequest]:
-        """Return what cores have had since ``counts``."""
-        paths = self.witnesses.glob("*.witness")
-        return [one for path in paths for one in CoreWitness(path).read(counts.get(path, 0))]
+    def seen(self, counts: dict[Path, int], at_ns: int | None = None) -> list[SeenRequest]:
+        """Return what cores have had since ``counts``, as it is, or was at ``at_ns`` (monotonic)."""
+        cores = [(CoreWitness(path), counts.get(path, 0)) for path in self.witnesses.glob("*.witness")]
+        if at_ns is None:
+            return [one for core, since in cores for one in core.read(since)]
+        return [one for core, since in cores for one in core.as_of(at_ns, time.monotonic_ns(), since)]
 
     def kill_beside(self, name: str, beside: str) -> float:
         """Do as ``kill``, while ``beside`` makes steps; keep how much longer they took until it was back."""

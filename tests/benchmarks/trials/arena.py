@@ -165,7 +165,7 @@ class Arena:
             running = notes.running(blow.at, target.name)
             outcome.running = len(running)
             outcome.fired = bool(waiting if fault.pushes or fault is Fault.MISFIT_PUSH else running)
-            seen, outcome.unseen = score.as_of_fault(self._witnessed(), blow.seen, blow.dying_ns)
+            seen, outcome.unseen = score.as_of_fault(self._witnessed(), blow.seen)
             cuts = score.cuts_of(seen, prompts)
             samples = {sample.id: sample for generation in batch.got for sample in generation.samples}
             score.judge_tokens(outcome, cuts, samples)

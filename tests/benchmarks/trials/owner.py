@@ -110,22 +110,23 @@ class OwnerArena:
         call = self.owner.generate.remote(
             [q.prompt for q in asked.values()], [dict(q.sampling) for q in asked.values()], list(asked)
         )
-        at, dying_ns, then, got = None, (0, 0), [], []
+        at, then, got = None, [], []
         with Crowd(rollouts.witnesses(self.folder), self.engines) as crowd:
             if _come(
                 lambda: sum(core.tokens() for core in seen) >= trial.part * tokens / (1 + attempt), call
             ):
                 at = time.monotonic()
                 os.kill(me.pid, signal.SIGKILL)
-                then = [one for core in seen for one in core.witness.read(core.since)]
-                if all(gone(actor, _DYING_S) for actor in actors):
-                    dying_ns = int(at * 1e9), time.monotonic_ns()
+                for actor in actors:
+                    gone(actor, _DYING_S)
+                times = int(at * 1e9), time.monotonic_ns()
+                then = [one for core in seen for one in core.witness.as_of(*times, core.since)]
             try:
                 got = ray.get(call, timeout=ANSWER_S + stage.START_S)
             except ray.exceptions.RayError as error:
                 outcome.lost.append(f"the call raised {type(error).__name__}: {error}")
         outcome.two_on_a_device += crowd.too_many
-        self._judge(outcome, asked, got, at, _Struck(then, dying_ns))
+        self._judge(outcome, asked, got, at, then)
         if at is not None:
             self._ended(outcome, actors, cores)
 
@@ -144,7 +145,7 @@ class OwnerArena:
         asked: dict[str, Question],
         got: Sequence[Any],
         at: float | None,
-        struck: _Struck,
+        then: Sequence[SeenRequest],
     ) -> None:
         version, lengths = self._current(), self.oracle.prompt_tokens
         notes = Notes(sent=[Sent(at=0.0, id=name, engine="", version=version, known=0) for name in asked])
@@ -156,13 +157,14 @@ class OwnerArena:
             for name, question in asked.items()
             for index in range(question.n)
         }
-        seen, outcome.unseen = score.as_of_fault(self._witnessed(), struck.seen, struck.dying_ns)
+        seen, outcome.unseen = score.as_of_fault(self._witnessed(), then)
         cuts = score.cuts_of(seen, prompts)
         outcome.running, outcome.fired = len(cuts), bool(cuts)
         samples = {sample.id: sample for generation in got for sample in generation.samples}
         score.judge_tokens(outcome, cuts, samples)
-        until = struck.dying_ns[1] or int(at * 1e9)
-        again = [one.at_ns / 1e9 for one in seen if one.id[: -score.TAIL] in prompts and one.at_ns > until]
+        known = {(one.id, one.at_ns) for one in then}
+        mine = [one for one in seen if one.id[: -score.TAIL] in prompts and (one.id, one.at_ns) not in known]
+        again = [one.at_ns / 1e9 for one in mine if one.at_ns / 1e9 > at]
         outcome.recover_s = min(again) - at if again else None
 
     def _current(self) -> str:
@@ -174,14 +176,6 @@ class OwnerArena:
     def _witnessed(self) -> Iterator[SeenRequest]:
         for path in rollouts.witnesses(self.folder).glob("*.witness"):
             yield from CoreWitness(path).read()
-
-
-@dataclass(frozen=True, slots=True)
-class _Struck:
-    """What the cores had when the owner was killed, and how long its actors took to end then."""
-
-    seen: Sequence[SeenRequest]
-    dying_ns: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)

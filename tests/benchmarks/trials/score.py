@@ -9,7 +9,7 @@ import itertools
 import math
 import statistics
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.trials.oracle import Answer
@@ -157,23 +157,15 @@ def cuts_of(seen: Iterable[SeenRequest], prompts: Mapping[str, int]) -> list[Cut
 
 
 def as_of_fault(
-    seen: Iterable[SeenRequest], at_fault: Iterable[SeenRequest], dying_ns: tuple[int, int] = (0, 0)
+    seen: Iterable[SeenRequest], at_fault: Iterable[SeenRequest]
 ) -> tuple[list[SeenRequest], int]:
     """Return what was seen, those ``at_fault`` as they were then, and the most that one of them grew since.
 
     A core goes on for a while when its actor is dead or frozen: what it makes then cannot reach anybody.
-    ``dying_ns`` (monotonic) is from the fault until its victims were gone: what came to a core meanwhile had
-    nothing at the fault.
     """
     then = {(one.id, one.at_ns): one for one in at_fault}
-    since, until = dying_ns
-
-    def before(one: SeenRequest) -> SeenRequest:
-        came_late = since < one.at_ns < until
-        return then.get((one.id, one.at_ns), replace(one, now=one.start) if came_late else one)
-
-    found = [(one, before(one)) for one in seen]
-    return [known for _, known in found], max((one.now - known.now for one, known in found), default=0)
+    found = [(one, then.get((one.id, one.at_ns), one)) for one in seen]
+    return [before for _, before in found], max((one.now - before.now for one, before in found), default=0)
 
 
 def judge_tokens(outcome: Outcome, cuts: Sequence[Cut], samples: Mapping[str, Any]) -> None:

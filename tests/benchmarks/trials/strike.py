@@ -96,16 +96,8 @@ class Blow:
     push_s: float = 0.0
     child: int = 0
     died_s: float | None = None  # until a process that was killed was gone to its last thread
-    seen: list[SeenRequest] = field(
-        default_factory=list
-    )  # by the core of an actor that was hit, at that moment
-
-    @property
-    def dying_ns(self) -> tuple[int, int]:
-        """From the blow to the last thread of who was struck, in monotonic nanoseconds."""
-        if self.at is None or self.died_s is None:
-            return 0, 0
-        return int(self.at * 1e9), int((self.at + self.died_s) * 1e9)
+    # By the core of an actor that was hit, at that moment.
+    seen: list[SeenRequest] = field(default_factory=list)
 
     def begin(self, pid: int) -> None:
         """It is done now, and will end the process ``pid``; 0: none."""
@@ -168,18 +160,20 @@ def _hit(fault: Fault, target: Target, blow: Blow) -> None:
         for server in _servers_of(target.actor):
             server.kill()
     blow.begin(process.pid)
-    if fault is Fault.RAY_KILL_ACTOR:
-        ray.kill(target.handle, no_restart=False)
+    if fault is Fault.RAY_KILL_ACTOR:  # by way of Ray's other processes, for which it waits a while
+        threading.Thread(target=ray.kill, args=(target.handle,), kwargs={"no_restart": False}).start()
     else:
         process.send_signal(_sign(fault))
-    if fault.of_actor:
-        blow.seen = target.witness.read(target.seen)
     if not fault.stops and select.select([death], [], [], _DEATH_S)[0]:
         blow.died_s = time.monotonic() - blow.at
         if fault is Fault.WAITING_KILL_ACTOR:
             with contextlib.suppress(psutil.NoSuchProcess):  # it may end, where it cannot wait
                 target.core.kill()
     os.close(death)
+    if fault.of_actor:
+        end = blow.at + (blow.died_s or 0.0)
+        struck = end if fault is Fault.RAY_KILL_ACTOR else blow.at
+        blow.seen = target.witness.as_of(int(struck * 1e9), int(end * 1e9), target.seen)
 
 
 def _struck(fault: Fault, target: Target) -> psutil.Process:

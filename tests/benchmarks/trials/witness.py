@@ -1,4 +1,4 @@
-"""A witness inside an engine's core: how many tokens each request really had when the core died.
+"""A witness inside an engine's core: how many tokens each request really had, and since when.
 
 Who writes it is ``tests.benchmarks.trials.scheduler``, a few bytes for each request and step, into a mapped file:
 what was written is there whatever becomes of the process. One file for each core, in one folder. Knows
@@ -12,7 +12,7 @@ import os
 import struct
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rayguard.process.identity import ProcessId
@@ -27,9 +27,13 @@ SLOTS = 4096  # the newest requests of one core
 _HEADER = struct.Struct("<Q")  # requests so far
 _FAILED = struct.Struct("<Q")  # monotonic ns of the scheduler's own failure, 0 before it
 _FIRST = _HEADER.size + _FAILED.size
+TIMED = 512  # tokens of a request whose times are kept
 _SLOT = struct.Struct("<96sQII")  # id, when it came (monotonic ns), tokens then, tokens now
 _NOW = struct.Struct("<I")
 _NOW_AT = _SLOT.size - _NOW.size
+_TIMES = struct.Struct(f"<{TIMED}I")  # of its tokens, in microseconds since it came; after all slots
+_TIME = struct.Struct("<I")
+_TIMES_AT = _FIRST + SLOTS * _SLOT.size
 _LOOK_S = 0.05
 
 
@@ -54,25 +58,31 @@ class WitnessWriter:
         me = ProcessId.me()
         path = folder / name_of(me)
         with path.open("wb") as file:
-            file.truncate(_FIRST + SLOTS * _SLOT.size)
+            file.truncate(_TIMES_AT + SLOTS * _TIMES.size)
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         self._count = 0
-        self._at: dict[str, int] = {}
+        self._at: dict[str, tuple[int, int, int]] = {}  # slot, when it came (ns), tokens then
 
     def begin(self, request_id: str, tokens: int) -> None:
         """A request comes in with so many tokens."""
-        offset = _FIRST + self._count % SLOTS * _SLOT.size
-        _SLOT.pack_into(self._map, offset, request_id.encode()[:96], time.monotonic_ns(), tokens, tokens)
-        self._at[request_id] = offset + _NOW_AT
+        slot, at_ns = self._count % SLOTS, time.monotonic_ns()
+        offset = _FIRST + slot * _SLOT.size
+        _SLOT.pack_into(self._map, offset, request_id.encode()[:96], at_ns, tokens, tokens)
+        self._at[request_id] = slot, at_ns, tokens
         self._count += 1
         _HEADER.pack_into(self._map, 0, self._count)
 
     def see(self, request_id: str, tokens: int) -> None:
         """It has so many tokens now."""
-        offset = self._at.get(request_id)
-        if offset is not None:
-            _NOW.pack_into(self._map, offset, tokens)
+        found = self._at.get(request_id)
+        if found is None:
+            return
+        slot, at_ns, start = found
+        if 0 < (made := tokens - start) <= TIMED:
+            offset = _TIMES_AT + slot * _TIMES.size + (made - 1) * _TIME.size
+            _TIME.pack_into(self._map, offset, (time.monotonic_ns() - at_ns) // 1000)
+        _NOW.pack_into(self._map, _FIRST + slot * _SLOT.size + _NOW_AT, tokens)
 
     def end(self, request_id: str) -> None:
         """Nothing more comes of it; its count stays."""
@@ -105,6 +115,23 @@ class CoreWitness:
         """Return the requests from number ``since`` on, oldest first, as far as they are still there."""
         count = self.count
         return [self._slot(number) for number in range(max(since, count - SLOTS), count)]
+
+    def as_of(self, at_ns: int, until_ns: int, since: int = 0) -> list[SeenRequest]:
+        """Return the requests that came until ``until_ns`` as they were at ``at_ns`` (both monotonic)."""
+        count = self.count
+        numbers = range(max(since, count - SLOTS), count)
+        found = [(number, self._slot(number)) for number in numbers]
+        return [
+            replace(one, now=one.start + self._made_by(number, one, at_ns))
+            for number, one in found
+            if one.at_ns <= until_ns
+        ]
+
+    def _made_by(self, number: int, one: SeenRequest, at_ns: int) -> int:
+        times = _TIMES.unpack_from(self._map, _TIMES_AT + number % SLOTS * _TIMES.size)
+        made = (n + 1 for n in reversed(range(min(TIMED, one.now - one.start))))
+        # Of several tokens of one step only the last one has a time.
+        return next((n for n in made if times[n - 1] and one.at_ns + times[n - 1] * 1000 <= at_ns), 0)
 
     def _slot(self, number: int) -> SeenRequest:
         name, at_ns, start, now = _SLOT.unpack_from(self._map, _FIRST + number % SLOTS * _SLOT.size)
