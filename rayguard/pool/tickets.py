@@ -150,7 +150,8 @@ class Tickets:
         self.ledger.gone(request_ids)
 
     def dispatched(self, given: Mapping[str, Sequence[Entry]]) -> None:
-        """Note how long requests waited that go to an engine for the first time."""
+        """Note what goes to engines: in the ledger before they have it, and how long it waited at first."""
+        self.ledger.flush()
         with harmless("metrics"):
             now, tickets = time.monotonic(), self.waiting
             self.tally.waited(

@@ -107,6 +107,25 @@ def test_what_was_accepted_goes_on_from_its_tokens_in_the_next_life(owner):
     assert owner.pool.status()["tokens_saved"] == sum(second.values())
 
 
+def test_what_engines_have_is_in_the_ledger_before_they_tell_of_it(owner):
+    """However it was asked for: the owner's next life goes on from what the actors' logs have."""
+    pool = owner.live(turn_s=5.0)
+
+    def dispatched():
+        pool._core.tickets.ask(next(iter(fan_out("asked", [1, 2], LONG))), None, keep=True)
+        given = pool._core.book.dispatch()
+        pool._core.tickets.dispatched(given)
+        return sum(map(len, given.values()))
+
+    owner.until(
+        lambda: owner.pool._background.call(lambda: any(s.open for s in pool._core.book.slots.values()))
+    )
+    assert owner.pool._background.call(dispatched) == 1
+    owner.die()
+    owner.live()
+    assert owner.known() == {"asked": 0}
+
+
 def test_what_was_answered_is_known_in_the_next_life(owner):
     """A caller that asks again gets it; nothing is generated, however often the owner dies."""
     sampling = {"max_tokens": 12, "n": 2}

@@ -171,9 +171,9 @@ def _hit(fault: Fault, target: Target, blow: Blow) -> None:
                 target.core.kill()
     os.close(death)
     if fault.of_actor:
+        # Ray's kill takes up to a second to arrive, and an actor that it ends may read nothing more.
         end = blow.at + (blow.died_s or 0.0)
-        struck = end if fault is Fault.RAY_KILL_ACTOR else blow.at
-        blow.seen = target.witness.as_of(int(struck * 1e9), int(end * 1e9), target.seen)
+        blow.seen = target.witness.as_of(int(blow.at * 1e9), int(end * 1e9), target.seen)
 
 
 def _struck(fault: Fault, target: Target) -> psutil.Process:
