@@ -18,6 +18,7 @@ from rayguard.engine.adoption import lease as leases
 from rayguard.process.identity import ProcessId
 from rayguard.recovery.incident import Outcome
 from rayguard.testing import tiny_qwen
+from tests.benchmarks.trials.witness import CoreWitness, name_of, witnessed
 from tests.engine.real import ENVIRONMENT
 
 pytestmark = [
@@ -64,6 +65,7 @@ class Rollout(rayguard.RolloutMixin):
             kv_cache_memory_bytes=64 << 20,
             generation_config="vllm",
             **({"seed": 1} if (self.folder / "another_seed").exists() else {}),
+            **(watched(self.folder) if (self.folder / "witnesses").exists() else {}),
         )
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
 
@@ -92,6 +94,17 @@ class Rollout(rayguard.RolloutMixin):
 
     async def status(self):
         return {**self.engine_status(), "pid": os.getpid()}
+
+
+def watched(folder):
+    """Return arguments of an engine whose scheduler leaves a witness of what each request has."""
+    from rayguard.testing.fuse import fused
+
+    more = {**fused(folder / "fuse")["additional_config"], **witnessed(folder / "witnesses")}
+    return {
+        "scheduler_cls": "tests.benchmarks.trials.scheduler.WitnessedScheduler",
+        "additional_config": more,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +207,7 @@ def deaths():
 
 def test_an_engine_goes_on_in_the_next_life_of_its_actor(model, expected, tmp_path):
     """The same processes, the same answers, told as what it was; and it heals as any other afterwards."""
+    (tmp_path / "witnesses").mkdir()
     actor = made(model, tmp_path)
     running, before = cut(actor)
     assert get(running) == expected
@@ -201,6 +215,10 @@ def test_an_engine_goes_on_in_the_next_life_of_its_actor(model, expected, tmp_pa
     assert after["pid"] != before["pid"]
     assert after["pids"] == before["pids"]
     assert after["adopted"]
+    witness = CoreWitness(tmp_path / "witnesses" / name_of(core_of(after)))
+    cut_short, gone_on = witness.read()[: len(PROMPTS)], witness.read()[len(PROMPTS) :]
+    assert all(one.now - one.start < TOKENS for one in cut_short), "nobody could hear of the rest"
+    assert len(gone_on) == len(PROMPTS)
     told = deaths()[-1]
     assert told.outcome is Outcome.RECOVERED
     assert any("engine outlived it" in note for note in told.notes), told.notes

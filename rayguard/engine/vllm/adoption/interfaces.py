@@ -90,10 +90,17 @@ class CoreScheduler(Protocol):
     requests: Mapping[str, object]
 
 
+class CoreInbox(Protocol):
+    """What a core is to do next."""
+
+    def put_nowait(self, item: tuple[object, object]) -> None: ...
+
+
 class OwnCore(Protocol):
     """vLLM's core in its own process (``EngineCoreProc``), and what is noted on it."""
 
     scheduler: CoreScheduler
+    input_queue: CoreInbox
     rayguard_paused: bool
     rayguard_changed: str
 

@@ -32,6 +32,8 @@ from rayguard.process.deaths import DeathWatch
 from rayguard.process.identity import OWNER_ENV, ProcessId, claim, owner_mark, owner_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rayguard.engine.adoption.lease import EngineLease
 
 PROMISE_S = 3.0  # until Ray has said that its actor comes back
@@ -107,6 +109,8 @@ class Ties:
             if self._owner != owner or self._waiting:
                 return
             self._waiting = True
+            for stop in stops:
+                stop()
             self._claim_for(owner_mark(ProcessId.me()))  # of nobody dead: who tidies up leaves it alone
         # Not here: this is the thread that is told of the next death.
         threading.Thread(target=self._wait, args=(left,), name="rayguard-heir", daemon=True).start()
@@ -156,6 +160,7 @@ def _limit_s(left: EngineLease, state: str) -> float:
 
 
 _of_this_process: list[Ties] = []
+stops: list[Callable[[], None]] = []  # each ends what this core works on, when nobody is there to hear of it
 
 
 def tie(mark: str, owner: ProcessId, *, core: bool) -> None:
