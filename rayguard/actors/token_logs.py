@@ -56,6 +56,14 @@ class LeftBehind:
     questions: Mapping[str, str] = field(default_factory=dict)  # the fingerprints of those requests
     lost: int | None = None  # tokens that had reached it and are nowhere; None: nobody knows
 
+    def answer_to(self, request_id: str, question: str) -> Generated | None:
+        """Return what it has of a request, if that asked the same (empty: whatever it asked).
+
+        Of an id that was used before, and now again, the log may still have what was said then.
+        """
+        same = question in {"", self.questions.get(request_id, "")}
+        return self.tokens.get(request_id) if same else None
+
 
 def left_in(path: str) -> LeftBehind:
     """Return what a dead process of this node left in its log."""

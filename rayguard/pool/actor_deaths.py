@@ -36,13 +36,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger("rayguard")
 _RESTARTED = Remedy(action=Action.RESTART_PROCESS)  # by Ray
 _ADVICE = "read the log of the actor's process (`ray logs`), and the kernel's (`dmesg`) for a kill for memory"
+_SLOW_S = 3.0  # with a spare it would have been less
+_SPARES = (
+    "`PoolPolicy(spares=1)` keeps a worker ready that has imported vLLM, which is most of the time until an "
+    "actor's next life serves"
+)
 _CLOSED = "the pool was closed before another one served in its place"
 
 
 class ActorDeaths:
     """The deaths of one pool's actors. Every method on its loop; what is written is written in a thread."""
 
-    def __init__(self, book: Book, tickets: Tickets, provider: ActorProvider) -> None:
+    def __init__(self, book: Book, tickets: Tickets, provider: ActorProvider, *, spares: int = 0) -> None:
+        """``spares``: how many workers wait on each node for the next life of an actor."""
+        self._spares = spares
         self.losses = LostLives(tickets.tally, self._tell)
         self._book = book
         self._tickets = tickets
@@ -59,11 +66,10 @@ class ActorDeaths:
             left = None if hello is None else self._provider.left_behind(hello)
             if left is not None:
                 uncounted = uncounted if left.lost is None else left.lost
-                for request_id, generated in left.tokens.items():
-                    # Of an id that was used before, and now again, the log may still have what was said then.
-                    entry, asked = self._book.entries.get(request_id), left.questions.get(request_id, "")
-                    other = entry is not None and entry.question not in {"", asked}
-                    if not other and self._book.progressed(name, request_id, 0, generated):
+                for request_id in left.tokens:
+                    entry = self._book.entries.get(request_id)
+                    generated = left.answer_to(request_id, "" if entry is None else entry.question)
+                    if generated is not None and self._book.progressed(name, request_id, 0, generated):
                         self._tickets.ledger.progressed(request_id, 0, generated)
             self._tickets.ledger.flush()
         lost = self._book.lose(name, blame=blame)
@@ -107,7 +113,7 @@ class ActorDeaths:
 
     def _tell(self, loss: LostLife) -> None:
         if loss.hello.actor_id:  # without Ray there is no journal to write into
-            told = partial(_told, loss, self._provider.target)
+            told = partial(_told, loss, self._provider.target, spares=self._spares)
             asyncio.get_running_loop().run_in_executor(None, told)
 
     async def close(self) -> None:
@@ -142,13 +148,15 @@ def _own(loss: LostLife, target: str, remedy: Remedy = _RESTARTED) -> Incident:
     )
 
 
-def _told(loss: LostLife, target: str) -> None:
+def _told(loss: LostLife, target: str, *, spares: int = 1) -> None:
     """Write how it ended. Blocks for milliseconds."""
     with harmless("incident"):
         own = loss.incident or _own(loss, target)
         served_at = None if loss.serve_s is None else loss.detected_at + loss.serve_s
         where = ", ".join(f"{name} ({count})" for name, count in sorted(loss.went_to.items()))
         notes = [f"its requests went on at {where}"] if where else []
+        if not spares and (loss.serve_s or 0.0) > _SLOW_S:
+            notes.append(f"{_SPARES}: {loss.serve_s:.1f} s here")
         _write(
             replace(
                 own,

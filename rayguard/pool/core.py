@@ -46,7 +46,7 @@ class PoolCore:
         self.book = Book(policy.quarantine_after)
         self.tally = PoolTally(provider.target)
         self.tickets = Tickets(self.book, self._expired, self.tally)
-        self.deaths = ActorDeaths(self.book, self.tickets, provider)
+        self.deaths = ActorDeaths(self.book, self.tickets, provider, spares=policy.spares)
         self.losses = self.deaths.losses
         self.fleet = Fleet(self, provider, policy)
         self.connections = self.fleet.connections

@@ -77,9 +77,10 @@ class Tickets:
             future.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody asks
             request = owed.request
             for log in logs:
-                if log.questions.get(request.id) == owed.fingerprint:
-                    owed.join(0, log.tokens[request.id])
-                    ledger.progressed(request.id, 0, log.tokens[request.id])
+                made = log.answer_to(request.id, owed.fingerprint)
+                if made is not None:
+                    owed.join(0, made)
+                    ledger.progressed(request.id, 0, made)
             self.waiting[request.id] = Ticket(request, future, time.monotonic(), owed.fingerprint)
             self._book.accept(request, owed.generated).question = owed.fingerprint
         ledger.gone(past.logs)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from rayguard.faults.diagnosis import Kind
 from rayguard.metrics.exporter import TallyCollector
 from rayguard.metrics.instruments.pool_tally import POOLS
+from rayguard.pool import actor_deaths
 from rayguard.pool.ledger.records import Replay, whole
 from rayguard.pool.lost_lives import LostLives
 from rayguard.pool.values.policy import PoolPolicy
@@ -118,6 +119,18 @@ def test_the_incident_agrees_with_the_ledger_the_samples_and_the_metrics(told, t
     assert number("resume_seconds_count") == number("replacement_seconds_count") == 1
     assert number("resume_seconds_sum") == pytest.approx(incident.resume_s)
     assert number("tokens_lost_total") == play.pool.status()["tokens_lost"] == 0
+
+
+@pytest.mark.parametrize(("spares", "slow", "said"), [(0, True, True), (0, False, False), (1, True, False)])
+def test_a_slow_replacement_says_what_would_make_it_quick(told, monkeypatch, spares, slow, said):
+    """Only where that is not in use already."""
+    monkeypatch.setattr(actor_deaths, "_SLOW_S", 0.0 if slow else 60.0)
+    play = told(policy=PoolPolicy(progress=False, ledger=False, spares=spares))
+    futures = [play.pool.submit(prompt, LONG) for prompt in PROMPTS[:4]]
+    strike(play, "rollout-0")
+    assert all(future.result(20).error is None for future in futures)
+    (incident,) = journal(play)
+    assert any("PoolPolicy(spares=1)" in note for note in incident.notes) == said
 
 
 def test_tokens_of_requests_that_must_begin_afresh_are_lost_and_not_saved(told):

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from rayguard.engine.adoption import actor_fate, heirs
-from rayguard.engine.adoption.lease import EngineLease, leases
+from rayguard.engine.adoption.lease import FOLDER, EngineLease, leases
 from rayguard.engine.context import OfPool, Surroundings
 from rayguard.process.identity import ProcessId, owner_mark
 from rayguard.ray_internals.rows import ActorRow
@@ -109,6 +109,17 @@ def test_an_engine_of_anybody_else_is_left_alone(left, tmp_path, monkeypatch, ot
     assert heirs.claimed(tmp_path, heir("new")) is None
     assert heirs.inherited(tmp_path, heir("new"), ()) is None
     assert one.core.alive()
+    assert [found.core for found in leases(tmp_path)] == [one.core]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_an_engine_of_another_user_is_neither_used_nor_ended(left, tmp_path):
+    """Where both were told to keep their files in one place: even root does not touch what is not its own."""
+    one = left("me")
+    os.chown(tmp_path / FOLDER, 65534, 65534)
+    assert heirs.inherited(tmp_path, heir("me"), ()) is None
+    assert one.core.alive()
+    assert (tmp_path / FOLDER).stat().st_uid == 65534
     assert [found.core for found in leases(tmp_path)] == [one.core]
 
 
