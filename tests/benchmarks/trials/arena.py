@@ -191,7 +191,12 @@ class Arena:
         if now is not None and now["pids"]["core"] == target.core.pid:
             outcome.adopted += 1
         elif outcome.trial.fault in {Fault.HEIR_KILL_ACTOR, Fault.RAY_KILL_ACTOR}:
-            outcome.amiss.append("the actor's next life has another engine than the one that waited for it")
+            has = "nothing: the pool has hired another actor" if now is None else f"{now['pids']}"
+            what = (
+                f"the actor's next life has another engine than {target.core.pid}, which waited for it: {has}"
+            )
+            outcome.amiss.append(f"{what}; the pool has {sorted(self.pool.handles)}")
+            outcome.notes += [f"{one.sentence()}; {'; '.join(one.notes)}" for one in self.journal.read()[-4:]]
 
     def _prompts(self, asked: dict[str, Question]) -> dict[str, int]:
         """Return the length of each request's prompt, by the ids that the engines know."""
