@@ -37,10 +37,7 @@ _log = logging.getLogger("rayguard")
 _RESTARTED = Remedy(action=Action.RESTART_PROCESS)  # by Ray
 _ADVICE = "read the log of the actor's process (`ray logs`), and the kernel's (`dmesg`) for a kill for memory"
 _SLOW_S = 3.0  # with a spare it would have been less
-_SPARES = (
-    "`PoolPolicy(spares=1)` keeps a worker ready that has imported vLLM, which is most of the time until an "
-    "actor's next life serves"
-)
+_SPARES = "`PoolPolicy(spares=1)` would have saved it the start of a process and the import of vLLM"
 _CLOSED = "the pool was closed before another one served in its place"
 
 
@@ -156,7 +153,7 @@ def _told(loss: LostLife, target: str, *, spares: int = 1) -> None:
         where = ", ".join(f"{name} ({count})" for name, count in sorted(loss.went_to.items()))
         notes = [f"its requests went on at {where}"] if where else []
         if not spares and (loss.serve_s or 0.0) > _SLOW_S:
-            notes.append(f"{_SPARES}: {loss.serve_s:.1f} s here")
+            notes.append(f"its next life served after {loss.serve_s:.1f} s: {_SPARES}")
         _write(
             replace(
                 own,
