@@ -7,6 +7,8 @@ watcher would die with it.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import signal
 import threading
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import ray
 
 import rayguard
@@ -26,7 +29,7 @@ from tests.benchmarks.trials.observer import Notes, Sent
 from tests.benchmarks.trials.rest import gone
 from tests.benchmarks.trials.score import Outcome
 from tests.benchmarks.trials.segments import Segments
-from tests.benchmarks.trials.strike import MOMENT_S, STATUS_S
+from tests.benchmarks.trials.strike import MOMENT_S, STATUS_S, servers_of
 from tests.benchmarks.trials.witness import CoreWitness, Crowd, core_of
 
 if TYPE_CHECKING:
@@ -38,6 +41,10 @@ if TYPE_CHECKING:
 
 _END_S = 60.0
 _DYING_S = 10.0  # of actors whose owner is gone
+_COMES_S = 30.0  # until Ray has begun its next life
+# What dies with it, by the variant of a trial; or soon after it.
+ALONE, CORE, ACTOR, SERVERS, NEXT_LIFE = "nobody", "a core", "an actor", "servers", "its next life"
+WITH = (ALONE, CORE, ALONE, ACTOR, SERVERS, NEXT_LIFE)
 _LOOK_S = 0.001
 
 
@@ -98,10 +105,7 @@ class OwnerArena:
         me, actors, cores = ray.get(self.owner.ready.remote(), timeout=stage.START_S)
         self.segments.note([process.pid for process in (*actors, *cores)])
         if trial.new_weights and not attempt:
-            now = score.weights_of(self._current())
-            weights = rollouts.WEIGHTS[(rollouts.WEIGHTS.index(now) + 1) % len(rollouts.WEIGHTS)]
-            ray.get(self.source.advance.remote(weights), timeout=STATUS_S)
-            ray.get(self.owner.update_weights.remote(), timeout=MOMENT_S)
+            self._renew()
         questions = self.oracle.questions
         asked = {f"t{trial.number}{'abc'[attempt]}o-{n}": questions[q] for n, q in enumerate(trial.questions)}
         weights = score.weights_of(self._current())
@@ -115,12 +119,17 @@ class OwnerArena:
             if _come(
                 lambda: sum(core.tokens() for core in seen) >= trial.part * tokens / (1 + attempt), call
             ):
+                killed = _killed(WITH[trial.variant % len(WITH)], actors, cores)
                 at = time.monotonic()
                 os.kill(me.pid, signal.SIGKILL)
+                for process in killed:
+                    process.kill()
                 for actor in actors:
                     gone(actor, _DYING_S)
                 times = int(at * 1e9), time.monotonic_ns()
                 then = [one for core in seen for one in core.witness.as_of(*times, core.since)]
+                if WITH[trial.variant % len(WITH)] == NEXT_LIFE:
+                    _kill_next_life(me, 0.1 * trial.variant)
             try:
                 got = ray.get(call, timeout=ANSWER_S + stage.START_S)
             except ray.exceptions.RayError as error:
@@ -129,6 +138,13 @@ class OwnerArena:
         self._judge(outcome, asked, got, at, then)
         if at is not None:
             self._ended(outcome, actors, cores)
+
+    def _renew(self) -> None:
+        """Give the engines the next weights."""
+        now = score.weights_of(self._current())
+        weights = rollouts.WEIGHTS[(rollouts.WEIGHTS.index(now) + 1) % len(rollouts.WEIGHTS)]
+        ray.get(self.source.advance.remote(weights), timeout=STATUS_S)
+        ray.get(self.owner.update_weights.remote(), timeout=MOMENT_S)
 
     def _ended(self, outcome: Outcome, actors: Sequence[ProcessId], cores: Sequence[ProcessId]) -> None:
         """Note which engines the next life goes on with, and what else is left."""
@@ -165,7 +181,10 @@ class OwnerArena:
         known = {(one.id, one.at_ns) for one in then}
         mine = [one for one in seen if one.id[: -score.TAIL] in prompts and (one.id, one.at_ns) not in known]
         again = [one.at_ns / 1e9 for one in mine if one.at_ns / 1e9 > at]
-        outcome.recover_s = min(again) - at if again else None
+        what = WITH[outcome.trial.variant % len(WITH)]
+        recover_s = min(again) - at if again else None
+        outcome.notes.append(f"it died with {what}, next token after {recover_s or math.nan:.2f} s")
+        outcome.recover_s = recover_s if what == ALONE else None
 
     def _current(self) -> str:
         return str(ray.get(self.source.weights.remote(), timeout=STATUS_S)[0])
@@ -190,6 +209,28 @@ class _Core:
 
     def tokens(self) -> int:
         return sum(seen.now - seen.start for seen in self.witness.read(self.since))
+
+
+def _killed(what: str, actors: Sequence[ProcessId], cores: Sequence[ProcessId]) -> list[psutil.Process]:
+    """Return which processes are to die with the owner."""
+    if what == SERVERS:
+        return [server for actor in actors for server in servers_of(psutil.Process(actor.pid))]
+    return [psutil.Process(one.pid) for one in {CORE: cores[:1], ACTOR: actors[:1]}.get(what, ())]
+
+
+def _kill_next_life(last: ProcessId, after_s: float) -> None:
+    """Kill the owner once more, ``after_s`` after it lives again."""
+    pause, until = threading.Event(), time.monotonic() + _COMES_S
+    while time.monotonic() < until:
+        for one in psutil.process_iter(["cmdline"]):
+            titled = " ".join(one.info["cmdline"] or ()).startswith(f"ray::{Holder.__name__}")
+            if titled and one.pid != last.pid:
+                pause.wait(after_s)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+                return
+        pause.wait(0.01)
+    raise TimeoutError(f"the owner did not begin another life within {_COMES_S:g} s")
 
 
 def _known(pids: Iterable[int]) -> list[ProcessId]:

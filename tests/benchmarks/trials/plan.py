@@ -177,7 +177,7 @@ class Trial:
             moment = f"{self.delay_s:.3f} s into a push begun {moment}"
         if self.fault is Fault.ASSERTION:
             moment += f" and scheduler call {self.calls}"
-        if self.fault.acts:
+        if self.fault.acts or self.fault is Fault.KILL_OWNER:
             moment += f", variant {self.variant}"
         beside = ", with a standby engine" if self.standby else ""
         of = "" if self.fault is Fault.KILL_OWNER else f" of engine {self.target}"

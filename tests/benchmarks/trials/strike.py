@@ -157,7 +157,7 @@ def _hit(fault: Fault, target: Target, blow: Blow) -> None:
     process = _struck(fault, target)
     death = os.pidfd_open(process.pid)
     if fault is Fault.SERVER_KILL_ACTOR:
-        for server in _servers_of(target.actor):
+        for server in servers_of(target.actor):
             server.kill()
     blow.begin(process.pid)
     if fault is Fault.RAY_KILL_ACTOR:  # by way of Ray's other processes, for which it waits a while
@@ -189,7 +189,7 @@ def _sign(fault: Fault) -> signal.Signals:
     return signal.SIGTERM if fault is Fault.TERM_CORE else signal.SIGKILL
 
 
-def _servers_of(actor: psutil.Process) -> list[psutil.Process]:
+def servers_of(actor: psutil.Process) -> list[psutil.Process]:
     """Return the processes that fork an actor's engines."""
     owner = ProcessId.of(actor.pid)
     assert owner is not None
