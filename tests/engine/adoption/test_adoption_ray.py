@@ -307,9 +307,10 @@ def test_an_engine_ends_with_its_actor_where_nobody_may_adopt_it(model, cluster,
 
 
 DRIVER = """
-import os, sys
+import os, signal, sys
 sys.path[:0] = {paths!r}
 import ray
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it
 from test_adoption_ray import made, get
 ray.init(address={address!r}, logging_level="ERROR", log_to_driver=False)
 actor = made({model!r}, {folder!r})
