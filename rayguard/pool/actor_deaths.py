@@ -110,14 +110,16 @@ class ActorDeaths:
 
     def _tell(self, loss: LostLife) -> None:
         if loss.hello.actor_id:  # without Ray there is no journal to write into
-            told = partial(_told, loss, self._provider.target, spares=self._spares)
+            told = partial(_told, loss, self._provider.target, self._spares)
             asyncio.get_running_loop().run_in_executor(None, told)
 
     async def close(self) -> None:
         """Tell what is left: nobody will serve in the place of those that died."""
         left, target = self.losses.close(_CLOSED), self._provider.target
         loop = asyncio.get_running_loop()
-        told = [loop.run_in_executor(None, _told, one, target) for one in left if one.hello.actor_id]
+        told = [
+            loop.run_in_executor(None, _told, one, target, self._spares) for one in left if one.hello.actor_id
+        ]
         await asyncio.gather(*told)
 
 
@@ -145,7 +147,7 @@ def _own(loss: LostLife, target: str, remedy: Remedy = _RESTARTED) -> Incident:
     )
 
 
-def _told(loss: LostLife, target: str, *, spares: int = 1) -> None:
+def _told(loss: LostLife, target: str, spares: int) -> None:
     """Write how it ended. Blocks for milliseconds."""
     with harmless("incident"):
         own = loss.incident or _own(loss, target)

@@ -36,7 +36,6 @@ import rayguard
 from rayguard import GuardPolicy, RestartBudget
 from rayguard.ray_internals import spare_workers
 from rayguard.testing import tiny_qwen
-from rayguard.testing.fuse import fused
 from tests.benchmarks.trials.score import as_of_fault, cuts_of
 from tests.benchmarks.trials.witness import CoreWitness, SeenRequest, witnessed
 from tests.engine.real import local_ray
@@ -67,7 +66,6 @@ class Rollout(rayguard.RolloutMixin):
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        unlit = fused(Path(self.witnesses, "fuse"))
         args = settings.as_kwargs(
             model=self.model,
             dtype="float32",
@@ -76,8 +74,7 @@ class Rollout(rayguard.RolloutMixin):
             max_num_seqs=8,
             kv_cache_memory_bytes=64 << 20,
             generation_config="vllm",
-            scheduler_cls="tests.benchmarks.trials.scheduler.WitnessedScheduler",
-            additional_config={**unlit["additional_config"], **witnessed(Path(self.witnesses))},
+            **witnessed(Path(self.witnesses), Path(self.witnesses, "fuse")),
         )
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
 

@@ -119,7 +119,7 @@ class OwnerArena:
             if _come(
                 lambda: sum(core.tokens() for core in seen) >= trial.part * tokens / (1 + attempt), call
             ):
-                killed = _killed(WITH[trial.variant % len(WITH)], actors, cores)
+                killed = _killed(_beside(trial), actors, cores)
                 at = time.monotonic()
                 os.kill(me.pid, signal.SIGKILL)
                 for process in killed:
@@ -128,7 +128,7 @@ class OwnerArena:
                     gone(actor, _DYING_S)
                 times = int(at * 1e9), time.monotonic_ns()
                 then = [one for core in seen for one in core.witness.as_of(*times, core.since)]
-                if WITH[trial.variant % len(WITH)] == NEXT_LIFE:
+                if _beside(trial) == NEXT_LIFE:
                     _kill_next_life(me, 0.1 * trial.variant)
             try:
                 got = ray.get(call, timeout=ANSWER_S + stage.START_S)
@@ -179,9 +179,9 @@ class OwnerArena:
         samples = {sample.id: sample for generation in got for sample in generation.samples}
         score.judge_tokens(outcome, cuts, samples)
         known = {(one.id, one.at_ns) for one in then}
-        mine = [one for one in seen if one.id[: -score.TAIL] in prompts and (one.id, one.at_ns) not in known]
-        again = [one.at_ns / 1e9 for one in mine if one.at_ns / 1e9 > at]
-        what = WITH[outcome.trial.variant % len(WITH)]
+        mine = (one for one in seen if one.id[: -score.TAIL] in prompts)
+        again = [one.at_ns / 1e9 for one in mine if (one.id, one.at_ns) not in known]
+        what = _beside(outcome.trial)
         recover_s = min(again) - at if again else None
         outcome.notes.append(f"it died with {what}, next token after {recover_s or math.nan:.2f} s")
         outcome.recover_s = recover_s if what == ALONE else None
@@ -209,6 +209,11 @@ class _Core:
 
     def tokens(self) -> int:
         return sum(seen.now - seen.start for seen in self.witness.read(self.since))
+
+
+def _beside(trial: Trial) -> str:
+    """Return what dies with the owner in this trial."""
+    return WITH[trial.variant % len(WITH)]
 
 
 def _killed(what: str, actors: Sequence[ProcessId], cores: Sequence[ProcessId]) -> list[psutil.Process]:

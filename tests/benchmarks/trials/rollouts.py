@@ -14,7 +14,7 @@ import ray
 
 import rayguard
 from rayguard.actors.methods import MARK
-from rayguard.testing.fuse import Fuse, fused
+from rayguard.testing.fuse import Fuse
 from tests.benchmarks.trials.plan import Place
 from tests.benchmarks.trials.witness import witnessed
 
@@ -230,13 +230,8 @@ ROLLOUTS = {
 
 def engine_args(folder: Path, actor_id: str) -> dict[str, Any]:
     """Return vLLM's arguments for the engine of an actor."""
-    lit = fused(fuse_of(folder, actor_id).path)
-    return {
-        **ENGINE,
-        "model": str(folder / "models" / WEIGHTS[0]),
-        "scheduler_cls": "tests.benchmarks.trials.scheduler.WitnessedScheduler",
-        "additional_config": {**lit["additional_config"], **witnessed(witnesses(folder))},
-    }
+    model = str(folder / "models" / WEIGHTS[0])
+    return {**ENGINE, "model": model, **witnessed(witnesses(folder), fuse_of(folder, actor_id).path)}
 
 
 def fuse_of(folder: Path, actor_id: str) -> Fuse:

@@ -13,9 +13,10 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rayguard.process.identity import ProcessId
+from rayguard.testing import fuse as fuses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +32,7 @@ TIMED = 512  # tokens of a request whose times are kept
 _SLOT = struct.Struct("<96sQII")  # id, when it came (monotonic ns), tokens then, tokens now
 _NOW = struct.Struct("<I")
 _NOW_AT = _SLOT.size - _NOW.size
-_TIMES = struct.Struct(f"<{TIMED}I")  # of its tokens, in microseconds since it came; after all slots
+_TIMES = struct.Struct(f"<{TIMED}I")  # of its tokens, in microseconds since it came, 0: none; after all slots
 _TIME = struct.Struct("<I")
 _TIMES_AT = _FIRST + SLOTS * _SLOT.size
 _LOOK_S = 0.05
@@ -67,6 +68,8 @@ class WitnessWriter:
     def begin(self, request_id: str, tokens: int) -> None:
         """A request comes in with so many tokens."""
         slot, at_ns = self._count % SLOTS, time.monotonic_ns()
+        if self._count >= SLOTS:  # an earlier request's
+            _TIMES.pack_into(self._map, _TIMES_AT + slot * _TIMES.size, *[0] * TIMED)
         offset = _FIRST + slot * _SLOT.size
         _SLOT.pack_into(self._map, offset, request_id.encode()[:96], at_ns, tokens, tokens)
         self._at[request_id] = slot, at_ns, tokens
@@ -81,7 +84,7 @@ class WitnessWriter:
         slot, at_ns, start = found
         if 0 < (made := tokens - start) <= TIMED:
             offset = _TIMES_AT + slot * _TIMES.size + (made - 1) * _TIME.size
-            _TIME.pack_into(self._map, offset, (time.monotonic_ns() - at_ns) // 1000)
+            _TIME.pack_into(self._map, offset, max(1, (time.monotonic_ns() - at_ns) // 1000))
         _NOW.pack_into(self._map, _FIRST + slot * _SLOT.size + _NOW_AT, tokens)
 
     def end(self, request_id: str) -> None:
@@ -180,6 +183,9 @@ def core_of(path: Path) -> ProcessId:
     return ProcessId(int(pid), int(started))
 
 
-def witnessed(folder: Path) -> dict[str, str]:
-    """Return the additional vLLM configuration that tells a ``WitnessedScheduler`` where to write."""
-    return {CONFIG_KEY: os.fspath(folder)}
+def witnessed(folder: Path, fuse: Path) -> dict[str, Any]:
+    """Return the vLLM arguments of an engine whose scheduler has a fuse, and a witness in ``folder``."""
+    return {
+        "scheduler_cls": "tests.benchmarks.trials.scheduler.WitnessedScheduler",
+        "additional_config": {fuses.CONFIG_KEY: os.fspath(fuse), CONFIG_KEY: os.fspath(folder)},
+    }

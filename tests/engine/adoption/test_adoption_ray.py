@@ -56,6 +56,7 @@ class Rollout(rayguard.RolloutMixin):
         if (self.folder / "dies_once").exists():
             (self.folder / "dies_once").unlink()
             os.kill(os.getpid(), signal.SIGKILL)
+        witnesses = self.folder / "witnesses"
         args = settings.as_kwargs(
             model=self.model,
             dtype="float32",
@@ -65,7 +66,7 @@ class Rollout(rayguard.RolloutMixin):
             kv_cache_memory_bytes=64 << 20,
             generation_config="vllm",
             **({"seed": 1} if (self.folder / "another_seed").exists() else {}),
-            **(watched(self.folder) if (self.folder / "witnesses").exists() else {}),
+            **(witnessed(witnesses, self.folder / "fuse") if witnesses.exists() else {}),
         )
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
 
@@ -94,17 +95,6 @@ class Rollout(rayguard.RolloutMixin):
 
     async def status(self):
         return {**self.engine_status(), "pid": os.getpid()}
-
-
-def watched(folder):
-    """Return arguments of an engine whose scheduler leaves a witness of what each request has."""
-    from rayguard.testing.fuse import fused
-
-    more = {**fused(folder / "fuse")["additional_config"], **witnessed(folder / "witnesses")}
-    return {
-        "scheduler_cls": "tests.benchmarks.trials.scheduler.WitnessedScheduler",
-        "additional_config": more,
-    }
 
 
 @pytest.fixture(scope="module")
