@@ -44,6 +44,8 @@ def main() -> None:
         context = json.loads(known["--serialized-runtime-env-context"])
     variables = context.get("env_vars") or {}
     python = context.get("py_executable") or sys.executable
+    if FORKED in os.environ and "rayguard.preloading.start import main_later" in python:
+        python = sys.executable  # of a pool: it is to be forked, and here that can be at once
     asked = context.get("command_prefix") or context.get("override_worker_entrypoint") or " " in python
     if asked or known["--language"] != "PYTHON" or any("$" in value for value in variables.values()):
         own = os.path.join(os.path.dirname(rest[0]), "setup_worker.py")  # noqa: PTH118, PTH120 - pathlib is slow

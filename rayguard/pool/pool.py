@@ -66,7 +66,7 @@ class RolloutPool:
 
         _check(engines)
         policy = policy or PoolPolicy()
-        self._begin(RayActors(cls, args, kwargs, options or {}, policy.spares), engines, policy)
+        self._begin(RayActors(cls, args, kwargs, options or {}, policy), engines, policy)
 
     @classmethod
     def of(cls, provider: ActorProvider, *, engines: int = 1, policy: PoolPolicy | None = None) -> Self:

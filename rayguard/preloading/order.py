@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 RAYLET, JOB = "RAY_RAYLET_PID", "RAY_JOB_ID"
+DOOR = "RAYGUARD_PRELOADING"  # tells a worker where to say that it has imported the modules (``later``)
 # What workers of one kind may differ in: frameworks give each rank its own. Of no native library's.
 OF_A_RANK = frozenset(
     {
@@ -26,10 +27,12 @@ OF_A_RANK = frozenset(
         *("WG_PREFIX", "WG_BACKEND"),  # verl's and EasyR1's groups
     }
 )
-_OWN = OF_A_RANK | {JOB}
+_OWN = OF_A_RANK | {JOB, DOOR}
 READY, REFUSED, FORKED, GO = b"r", b"x", b"f", b"g"
+NOT_YET = b"n"
 ANSWER_S = 15.0  # for a fork, and each word around it; measured: 5 ms
 _MAX_BYTES = 1 << 20
+_NO_FILE = "\0"  # begins the name of a socket without a file; no environment variable can hold it
 _PEER = struct.Struct("3i")  # pid, user, group
 
 
@@ -58,13 +61,33 @@ def door_of(modules: Sequence[str]) -> str:
     where = os.readlink("/proc/self/ns/pid"), os.environ[RAYLET], os.getcwd()  # noqa: PTH109, PTH115 - pathlib is slow to import
     variables = {name: value for name, value in os.environ.items() if name not in _OWN}
     seen = [os.getuid(), *where, list(modules), sorted(variables.items())]
-    return f"\0rayguard-preloaded-{hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:32]}"
+    return f"{_NO_FILE}rayguard-preloaded-{hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:32]}"
 
 
 def same_user(peer: socket.socket) -> bool:
     """Say whether the other end is a process of this user."""
-    _, user, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return bool(user == os.getuid())
+    return _credentials(peer)[1] == os.getuid()
+
+
+def pid_of(peer: socket.socket) -> int:
+    """Return the process that connected."""
+    return _credentials(peer)[0]
+
+
+def _credentials(peer: socket.socket) -> tuple[int, int, int]:
+    pid, user, group = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return pid, user, group
+
+
+def tell_door(door: str) -> None:
+    """Let what this process becomes know of ``door``."""
+    os.environ[DOOR] = door.removeprefix(_NO_FILE)
+
+
+def told_door() -> str:
+    """Return the door that this process was told of; an empty string for none."""
+    told = os.environ.get(DOOR)
+    return f"{_NO_FILE}{told}" if told else ""
 
 
 def of_this_process(arguments: Sequence[str], environ: Mapping[str, str]) -> WorkerOrder:
@@ -80,14 +103,22 @@ def send(order: WorkerOrder, to: socket.socket) -> None:
     to.sendall(json.dumps([order.variables, order.arguments, order.leads, order.oom_score]).encode() + b"\n")
 
 
-def receive(asked: socket.socket) -> WorkerOrder | None:
-    """Return what is ordered; None where who asked is gone, or has given up."""
+def line(asked: socket.socket) -> bytes:
+    """Return what the other end says, up to the end of a line; nothing where it is gone, or has given up."""
     said = b""
     while not said.endswith(b"\n") and len(said) < _MAX_BYTES:
         part = asked.recv(65_536)
         if not part:
-            return None
+            return b""
         said += part
+    return said
+
+
+def receive(asked: socket.socket) -> WorkerOrder | None:
+    """Return what is ordered; None where who asked is gone, or has given up."""
+    said = line(asked)
+    if not said:
+        return None
     own, arguments, leads, score = json.loads(said)
     variables = {str(name): str(value) for name, value in own.items() if name in _OWN}
     return WorkerOrder(variables, [str(one) for one in arguments], bool(leads), str(score))

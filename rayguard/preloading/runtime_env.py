@@ -12,16 +12,26 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 # Of a runtime environment: workers with one of these run another Python than the one that has the modules.
-_OTHER_PYTHON = ("py_executable", "pip", "uv", "conda", "container", "image_uri")
+_OTHER_PYTHON = (
+    *("py_executable", "pip", "uv", "conda", "container", "image_uri"),
+    *("_nsight", "_rocprof_sys"),
+)
 # Where rayguard is not installed, the worker starts as it would without it.
 _START = """
 import os, sys
 try:
-    from rayguard.preloading.start import main
+    from rayguard.preloading.start import {0}
 except ImportError:
     os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
-main(sys.argv[1].split(","), sys.argv[2:])
+{0}(sys.argv[1].split(","), sys.argv[2:])
 """.strip()
+_AT_ONCE, _LATER = "main", "main_later"
+# Ray has a shell run it, on the node of the worker: the Python of its workers there, or the driver's.
+_PYTHON = (
+    r"""$(command -v "$(tr '\0' ' ' </proc/$RAY_RAYLET_PID/cmdline"""
+    r""" | sed -n 's/.*--python_worker_command=\([^ ]*\) .*/\1/p')" """
+    "|| command -v {} || command -v python3)"
+)
 
 
 def preloaded(*modules: str, runtime_env: Mapping[str, object] | None = None) -> dict[str, object]:
@@ -59,8 +69,21 @@ def preloaded(*modules: str, runtime_env: Mapping[str, object] | None = None) ->
         )
     if sys.platform != "linux":
         return asked
-    python = f"$(command -v {shlex.quote(sys.executable)} || command -v python3)"  # Ray has a shell run it
-    return {**asked, "py_executable": starting(python, modules)}
+    return {**asked, "py_executable": starting(_PYTHON.format(shlex.quote(sys.executable)), modules)}
+
+
+def preloaded_later(module: str, runtime_env: Mapping[str, object]) -> dict[str, object]:
+    """Return a ``runtime_env`` of actors whose next lives begin with ``module`` imported.
+
+    Not their first ones: what forks workers imports when an actor has, and says so (``ask``).
+    """
+    python = _PYTHON.format(shlex.quote(sys.executable))
+    return {**runtime_env, "py_executable": starting(python, [module], _LATER)}
+
+
+def preloads_later(py_executable: str) -> bool:
+    """Say whether that is of ``preloaded_later``."""
+    return _START.format(_LATER) in py_executable
 
 
 def with_another_python(runtime_env: Mapping[str, object]) -> str:
@@ -68,9 +91,9 @@ def with_another_python(runtime_env: Mapping[str, object]) -> str:
     return next((name for name in _OTHER_PYTHON if runtime_env.get(name)), "")
 
 
-def starting(python: str, modules: Sequence[str]) -> str:
+def starting(python: str, modules: Sequence[str], how: str = _AT_ONCE) -> str:
     """Return what Ray starts workers with in the place of ``python``, both pieces of shell."""
-    return f"{python} -c {shlex.quote(_START)} {','.join(modules)}"
+    return f"{python} -c {shlex.quote(_START.format(how))} {','.join(modules)}"
 
 
 def is_module(name: object) -> bool:

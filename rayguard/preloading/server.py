@@ -8,25 +8,30 @@ must not fork says so to each who asks, and has given its memory back.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
 import select
 import socket
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from rayguard.preloading import order
 from rayguard.preloading.sibling import sibling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
 _IDLE_S = 60.0
 _LOOK_S = 5.0
 _REFUSES = "-"
+_TOO_SOON_S, _FAILURES = 10.0, 2  # a worker that has come to work lives longer, of two in a row one
+_THREAD_ENDS_S = 5.0
 # What an actor with an engine of vLLM's imports beside: a third of a second, where a new life takes one.
 _WITH_VLLM = (
     "rayguard.engine.vllm.engine",
@@ -47,10 +52,23 @@ _WHILE_IMPORTING = {"OMP_NUM_THREADS": "1", _NVML: "1"}
 class ForkServer:
     """Answers at the door. ``unfit``: it must not fork; ``read``: variables that its imports looked up."""
 
-    def __init__(self, door: socket.socket, *, unfit: bool, read: AbstractSet[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        door: socket.socket,
+        *,
+        unfit: bool,
+        read: AbstractSet[str] = frozenset(),
+        workers: Iterable[int] | None = None,
+    ) -> None:
+        """``workers``: those that started by themselves before. It then forks no more where forks fail."""
         self._door, self._unfit, self._read = door, unfit, read
         self._raylet = os.pidfd_open(int(os.environ[order.RAYLET]))
         self._workers: list[int] = []  # pidfds
+        self._began: dict[int, float] = {}  # when, by pidfd: of those that it forked
+        self._failed, self._doubted = 0, workers is not None
+        for pid in workers or ():
+            with contextlib.suppress(ProcessLookupError):
+                self._workers.append(os.pidfd_open(pid))
         self._needed = time.monotonic()
 
     def serve(self) -> order.WorkerOrder | None:
@@ -62,6 +80,7 @@ class ForkServer:
                 break
             for worker in set(ready) & set(self._workers):
                 self._workers.remove(worker)
+                self._judge(worker)
                 os.close(worker)
             if self._workers:
                 self._needed = time.monotonic()
@@ -71,6 +90,16 @@ class ForkServer:
                     if (found := self.asked()) is not None:
                         return found
         return None
+
+    def _judge(self, dead: int) -> None:
+        """Let workers start by themselves where forked ones end at once, again and again."""
+        if (began := self._began.pop(dead, None)) is None or not self._doubted:
+            return
+        self._failed = self._failed + 1 if time.monotonic() - began < _TOO_SOON_S else 0
+        if self._failed >= _FAILURES and not self._unfit:
+            self._unfit = True
+            said = f"rayguard: workers are started one by one: {_FAILURES} forked ones ended within seconds"
+            print(said, file=sys.stderr, flush=True)  # noqa: T201
 
     def asked(self) -> order.WorkerOrder | None:
         """Answer one who asks; return in the worker what it is to be. Raises ``OSError``, ``ValueError``."""
@@ -90,6 +119,7 @@ class ForkServer:
             if pid:
                 with contextlib.suppress(ProcessLookupError):  # who asked was gone, and so it has ended
                     self._workers.append(os.pidfd_open(pid))
+                    self._began[self._workers[-1]] = time.monotonic()
                 return None
             try:
                 self._close()
@@ -108,32 +138,57 @@ class ForkServer:
             os.close(one)
 
 
-def prepare(names: Sequence[str], read: set[str]) -> str:
+def prepare(names: Sequence[str], read: set[str], *, at_leisure: bool = False) -> str:
     """Import what workers need; return why they cannot be forked, or an empty string.
 
-    The names of the variables that are looked up meanwhile go into ``read``.
+    The names of the variables that are looked up meanwhile go into ``read``. ``at_leisure``: while no other
+    process needs the CPU.
     """
     from rayguard.engine.prefork import preload  # noqa: PLC0415 - not where it refuses
-    from rayguard.faults.catalog import default_catalog  # noqa: PLC0415 - likewise
-    from rayguard.faults.counsel import counsels  # noqa: PLC0415 - likewise
-    from rayguard.ray_internals import forked_worker  # noqa: PLC0415 - likewise
 
+    imports = functools.partial(_import, names, read)
     try:
-        with preload.noting_lookups(read), preload.without_collections(), _fit_to_fork():
-            forked_worker.prepare()
-            for name in names:
-                importlib.import_module(name)
-            if "vllm" in sys.modules:
-                for name in (*preload.CLIENT_MODULES, *_WITH_VLLM):
-                    importlib.import_module(name)
-                # By which the next life says what the last one died of, before it is made.
-                default_catalog()
-                counsels()
+        if at_leisure:
+            _at_leisure(imports)
+        else:
+            imports()
     except BaseException as error:  # noqa: BLE001 - whatever an import raises: workers start all the same
         return f"{type(error).__name__}: {error}"
     gc.collect()
     gc.freeze()  # else each worker's first collection touches, and so copies, every page
     return preload.unfit()
+
+
+def _import(names: Sequence[str], read: set[str]) -> None:
+    from rayguard.engine.prefork import preload  # noqa: PLC0415 - not where it refuses
+    from rayguard.faults.catalog import default_catalog  # noqa: PLC0415 - likewise
+    from rayguard.faults.counsel import counsels  # noqa: PLC0415 - likewise
+    from rayguard.ray_internals import forked_worker  # noqa: PLC0415 - likewise
+
+    with preload.noting_lookups(read), preload.without_collections(), _fit_to_fork():
+        forked_worker.prepare()
+        for name in names:
+            importlib.import_module(name)
+        if "vllm" in sys.modules:
+            for name in (*preload.CLIENT_MODULES, *_WITH_VLLM):
+                importlib.import_module(name)
+            # By which the next life says what the last one died of, before it is made.
+            default_catalog()
+            counsels()
+
+
+def _at_leisure(imports: Callable[[], None]) -> None:
+    """Import in a thread of the lowest priority, which ends: no thread comes back from that by itself."""
+
+    def begin() -> None:
+        with contextlib.suppress(OSError):  # not allowed here: as any other, then
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+    with ThreadPoolExecutor(1, initializer=begin) as thread:
+        thread.submit(imports).result()
+    until = time.monotonic() + _THREAD_ENDS_S
+    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < until:  # noqa: PTH208 - as above
+        threading.Event().wait(0.001)  # Python is done with it, the kernel a moment later
 
 
 @contextlib.contextmanager
@@ -159,8 +214,19 @@ def main() -> None:
         os.set_inheritable(door.fileno(), True)  # noqa: FBT003 - Python's
         command = ["-m", "rayguard.preloading.server", str(door.fileno()), _REFUSES, worker]
         os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - no shell is needed
+    serve(door, read, unfit=names == _REFUSES)
+
+
+def serve(
+    door: socket.socket,
+    read: AbstractSet[str],
+    workers: Iterable[int] | None = None,
+    *,
+    unfit: bool = False,
+) -> None:
+    """Fork what is asked for, until nobody needs it. Returns only in a worker, that is over."""
     try:
-        ordered = ForkServer(door, unfit=names == _REFUSES, read=read).serve()
+        ordered = ForkServer(door, unfit=unfit, read=read, workers=workers).serve()
     except BaseException as error:  # noqa: BLE001 - a worker must never go on as a second server
         print(f"rayguard: what forks workers ends: {error!r}", file=sys.stderr, flush=True)  # noqa: T201
         os._exit(1)

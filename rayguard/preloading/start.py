@@ -23,19 +23,38 @@ IMPORTS_S = 30.0  # Ray gives up a worker that has not come in 60 s
 def main(modules: Sequence[str], arguments: Sequence[str]) -> None:
     """Have the worker with these command-line ``arguments`` forked, or become it."""
     if not forked(modules, arguments):
-        os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - as Ray does
+        _become(arguments)
+
+
+def main_later(modules: Sequence[str], arguments: Sequence[str]) -> None:
+    """Do so without waiting: nothing is imported before a worker says that it has done so (``later``)."""
+    forks = False
+    with contextlib.suppress(OSError, ValueError, KeyError):  # as Ray would, then
+        door = order.door_of(modules)
+        order.tell_door(door)
+        forks = _asked(door, modules, arguments, time.monotonic() + order.ANSWER_S, "later")
+    if not forks:
+        _become(arguments)
+
+
+def _become(arguments: Sequence[str]) -> None:
+    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - as Ray does
 
 
 def forked(modules: Sequence[str], arguments: Sequence[str], *, wait_s: float = IMPORTS_S) -> bool:
     """Have a worker forked; False where that cannot be. Waits ``wait_s`` for the imports."""
     with contextlib.suppress(OSError, ValueError, KeyError):  # as Ray would, then
-        door = order.door_of(modules)
-        until = time.monotonic() + wait_s
-        while time.monotonic() < until:
-            with socket.socket(socket.AF_UNIX) as asked:
-                if _reached(asked, door):
-                    return _ordered(asked, arguments, until)
-                _start(door, modules, arguments)
+        return _asked(order.door_of(modules), modules, arguments, time.monotonic() + wait_s, "server")
+    return False
+
+
+def _asked(door: str, modules: Sequence[str], arguments: Sequence[str], until: float, program: str) -> bool:
+    """Have a worker forked by who listens at ``door``; where nobody does, ``program`` of here is started."""
+    while time.monotonic() < until:
+        with socket.socket(socket.AF_UNIX) as asked:
+            if _reached(asked, door):
+                return _ordered(asked, arguments, until)
+            _start(door, modules, arguments, program)
     return False
 
 
@@ -62,7 +81,7 @@ def _ordered(asked: socket.socket, arguments: Sequence[str], until: float) -> bo
     return True
 
 
-def _start(door: str, modules: Sequence[str], arguments: Sequence[str]) -> None:
+def _start(door: str, modules: Sequence[str], arguments: Sequence[str], program: str) -> None:
     """Start the process that forks, unless another worker was first."""
     from rayguard.preloading.sibling import sibling  # noqa: PLC0415 - once on a node
 
@@ -75,5 +94,5 @@ def _start(door: str, modules: Sequence[str], arguments: Sequence[str]) -> None:
         if sibling() == 0:
             os.setpgid(0, 0)  # not of a worker's process group, which Ray ends with the worker
             os.set_inheritable(listener.fileno(), True)  # noqa: FBT003 - Python's
-            command = ["-m", "rayguard.preloading.server", str(listener.fileno()), ",".join(modules)]
+            command = ["-m", f"rayguard.preloading.{program}", str(listener.fileno()), ",".join(modules)]
             os.execv(sys.executable, [sys.executable, *command, arguments[0]])  # noqa: S606 - no shell is needed

@@ -26,7 +26,7 @@ from rayguard.cluster.plugin.worker_hook import (
 )
 from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
-from rayguard.preloading.runtime_env import starting
+from rayguard.preloading.runtime_env import preloads_later, starting
 from rayguard.ray_internals.runtime_env_plugin import plugin
 from rayguard.ray_internals.worker_startup import can_run
 
@@ -97,6 +97,8 @@ class RayguardPlugin:
             found = variables(config, context.env_vars, os.environ)
             if can_run(found.get(USERS_HOOK, SETUP)):
                 context.env_vars.update(found)
+                if preloads_later(context.py_executable) and config["preload"]:  # of a pool, by itself
+                    context.py_executable = sys.executable
                 ours = sys.platform == "linux" and len(context.py_executable.split()) == 1
                 if config["preload"] and ours:
                     context.py_executable = starting(context.py_executable, config["preload"])

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -26,8 +25,9 @@ from typing import TYPE_CHECKING, TypedDict
 
 import psutil
 
-from rayguard.engine.prefork import child, left_engines
+from rayguard.engine.prefork import left_engines
 from rayguard.engine.prefork.process import complain
+from rayguard.engine.prefork.variables import ImportedWith
 from rayguard.process.cleanup.orphans import wait_until_dead
 from rayguard.process.cleanup.shm import listened_to
 from rayguard.process.identity import ProcessId, mark_environment, owner_mark
@@ -44,10 +44,6 @@ _MAIN = (
 _SAYS_PID_S = 30.0  # an interpreter's start: 0.1 s
 _LONGEST_FOLDER = 100  # a socket's path has at most 107 characters
 _SHORT_FOLDER = "/tmp"  # noqa: S108 - for a private folder in it
-# Read by C code when a library is loaded, so that no Python hook sees it.
-_READ_IN_C = re.compile(r"(OMP|KMP|GOMP|MKL|PYTORCH|MALLOC|LD)_")
-# NVML and CUDA start in the child; the other is applied there.
-_FIT_IN_CHILD = frozenset({"CUDA_VISIBLE_DEVICES", child.DYNAMIC_THREADS})
 
 
 class _Report(TypedDict):
@@ -169,23 +165,9 @@ class ServerLife:
 
     def changed(self) -> tuple[str, ...]:
         """Return the environment variables that its preload read and that are others now."""
-        now, report = os.environ, self._report or _Report(refusal="", read=[], environ=self._environ)
-        read = {*report["read"], *filter(_READ_IN_C.match, {*now, *self._environ})}
-        # vLLM sets some at its import, in the owner as in the server: the values before and after are right.
-        ends = (self._environ, report["environ"])
-        differs = {name for name in read if now.get(name) not in {end.get(name) for end in ends}}
-        if now.get("OMP_NUM_THREADS", "").isdigit():
-            differs.discard("OMP_NUM_THREADS")  # the child applies it
-        if "LD_PRELOAD" in differs and self._has_loaded(now.get("LD_PRELOAD", "")):
-            differs.discard("LD_PRELOAD")  # vLLM's CPU platform sets it to torch's own libgomp
-        return tuple(sorted(differs - _FIT_IN_CHILD))
-
-    def _has_loaded(self, libraries: str) -> bool:
-        try:
-            maps = Path(f"/proc/{self.pid}/maps").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return False
-        return all(library in maps for library in re.split(r"[ :]+", libraries))
+        report = self._report or _Report(refusal="", read=[], environ=self._environ)
+        imported = ImportedWith(self.pid, self._environ, report["environ"], frozenset(report["read"]))
+        return imported.differs(os.environ)
 
     def stopped(self) -> bool:
         """Say whether a signal stopped it: asking it to fork would take until the deadline."""

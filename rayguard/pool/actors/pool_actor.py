@@ -7,6 +7,7 @@ the pool (``RolloutMixin.with_engine``); the pool sees only that the process is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 import uuid
@@ -23,6 +24,7 @@ from rayguard.harmless import harmless
 from rayguard.pool.actors.messages import PROGRESS_S, ActorReport, CallFailed, Finished, Hello
 from rayguard.pool.actors.outbox import Outbox
 from rayguard.pool.values.result import Sample
+from rayguard.preloading.ask import ask
 from rayguard.process.identity import ProcessId
 from rayguard.ray_internals import spare_workers
 
@@ -51,7 +53,9 @@ class PoolActor(RolloutMixin):
         """Say which life this is, once the engine serves with the current weights."""
         if self._serving is None:
             self._serving = Serving(self)
-        return await self._serving.hello()
+        hello = await self._serving.hello()
+        asyncio.get_running_loop().run_in_executor(None, _let_others_import)
+        return hello
 
     @leave
     async def rayguard_submit(self, session: str, orders: Sequence[Order]) -> None:
@@ -247,6 +251,11 @@ async def _answer(engine: Any, order: Order, note: RequestNote) -> Sample | Exce
         restarted=tuple(note.afresh),
         drift=note.drift,
     )
+
+
+def _let_others_import() -> None:
+    with harmless("preloading"), contextlib.suppress(OSError):  # who listened is gone, and comes again
+        ask("vllm")
 
 
 def portable(error: Exception) -> Exception:

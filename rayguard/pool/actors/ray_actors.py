@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from rayguard.engine.weights.proof import Doubt, Proof
     from rayguard.pool.actors.messages import ActorReport, Hello
+    from rayguard.pool.values.policy import PoolPolicy
     from rayguard.pool.values.request import Order
 
 _log = logging.getLogger("rayguard")
@@ -96,11 +97,11 @@ class RayActors:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         options: Mapping[str, Any],
-        spares: int = 0,
+        policy: PoolPolicy,
     ) -> None:
         self._pool = _known_as()
-        self._spares = Spares(spares, some_left=self._pool.life > 0)
-        self._actor_class = actor_class(cls, options, self._pool, spares=spares)
+        self._spares = Spares(policy.spares, some_left=self._pool.life > 0)
+        self._actor_class = actor_class(cls, options, self._pool, policy)
         _refuse_arguments(written_class(cls) if is_actor_class(cls) else cls, args, kwargs)
         self.target = f"RolloutPool({getattr(cls, '__name__', None) or self._actor_class.__name__})"
         self._args, self._kwargs = args, dict(kwargs)
@@ -181,10 +182,13 @@ class RayActors:
         heirs.let_go(home(), self._pool.name)
 
 
-def actor_class(cls: Any, options: Mapping[str, Any], pool: OfPool | None = None, *, spares: int = 0) -> Any:
+def actor_class(
+    cls: Any, options: Mapping[str, Any], pool: OfPool | None = None, policy: PoolPolicy | None = None
+) -> Any:
     """Return the actor class to hire: the user's, that takes a pool's requests as well.
 
-    ``pool``: which one it is, where its owner may have a next life. ``spares``: workers that are kept for it.
+    ``pool``: which one it is, where its owner may have a next life. ``policy`` says whether its lives begin
+    with vLLM imported.
 
     Raises:
         ConfigError: The class owns no engine.
@@ -206,8 +210,8 @@ def actor_class(cls: Any, options: Mapping[str, Any], pool: OfPool | None = None
     made = plain if is_member else type(plain.__name__, (PoolActor, plain), named)
     made.__qualname__ = plain.__qualname__
     chosen = {**given, **options}
-    if spares:
-        chosen = with_imports(chosen)
+    if policy is not None and (policy.preload or policy.spares):
+        chosen = with_imports(chosen, _runtime_env(), spares=policy.spares)
     return ray.remote(**chosen)(made) if chosen else ray.remote(made)
 
 
@@ -260,6 +264,16 @@ def _known_as() -> OfPool:
             name = f"{life.actor_id}-{next(_numbers)}"
             return OfPool(name=name, life=life.number, node=life.node_id, owner=ProcessId.me())
     return OfPool()
+
+
+def _runtime_env() -> Mapping[str, Any]:
+    """Return the runtime environment that those of actors hired here are added to."""
+    import ray  # noqa: PLC0415 - only where actors are made
+
+    with harmless("pool"):
+        if ray.is_initialized():
+            return dict(ray.get_runtime_context().runtime_env)
+    return {}
 
 
 def _here() -> str:

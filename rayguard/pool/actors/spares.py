@@ -1,12 +1,13 @@
-"""How many workers each node of a pool keeps ready for the next life of an actor."""
+"""What each node of a pool keeps ready for the next life of an actor: its imports, and workers that wait."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from rayguard.preloading.runtime_env import preloaded, with_another_python
+from rayguard.preloading.runtime_env import preloaded, preloaded_later, with_another_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,9 +40,13 @@ class Spares:
         return missing
 
 
-def with_imports(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of an actor whose workers begin with vLLM imported, if its Python is Ray's own."""
+def with_imports(options: Mapping[str, Any], around: Mapping[str, Any], *, spares: int) -> dict[str, Any]:
+    """Return options of an actor whose workers begin with vLLM imported, if its Python is Ray's own.
+
+    Without ``spares`` its next lives alone. ``around``: the runtime environment that its own is added to.
+    """
     runtime_env = dict(options.get("runtime_env") or {})
-    if with_another_python(runtime_env):
+    if sys.platform != "linux" or with_another_python({**around, **runtime_env}):
         return dict(options)
-    return {**options, "runtime_env": preloaded("vllm", runtime_env=runtime_env)}
+    begun = preloaded("vllm", runtime_env=runtime_env) if spares else preloaded_later("vllm", runtime_env)
+    return {**options, "runtime_env": begun}

@@ -30,6 +30,9 @@ class PoolPolicy:
     ``replace``: how often each of the pool's engines may be hired anew after its actor is dead for good (a
     pool of 8 may hire 24 within an hour). The first comes at once, the next ones after 1, 4, ... 60 s; past
     that the pool goes on with fewer, and ``resize`` hires anew. 0 restarts: never.
+    ``preload``: once an engine serves, one process on its node imports vLLM as well (460 MB; with CPU time
+    that nobody else needs), and next lives of the pool's actors are forked from it: after a death nobody
+    waits for that import. Not with a Python of its own in ``runtime_env`` (pip, uv, conda, a container).
     ``spares``: workers of Ray that wait on each node of the pool with vLLM imported and no engine: the next
     life of an actor begins in one. 25 MB each beside what they share; they end with the job.
     ``hang_stopped_s`` / ``hang_busy_s``: silence after which an actor is ended whose process is stopped /
@@ -49,6 +52,7 @@ class PoolPolicy:
     weights_s: float = 300.0
     drain_s: float = 300.0
     replace: RestartBudget = field(default_factory=lambda: RestartBudget(max_restarts=3, within_s=3_600.0))
+    preload: bool = True
     spares: int = 0
     hang_stopped_s: float = 2.0
     hang_busy_s: float = 300.0
@@ -61,12 +65,16 @@ class PoolPolicy:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"PoolPolicy.{name} must be a whole number from {least}, got {value!r}")
+        self._check_times()
+        for name, kind in (("preload", bool), ("replace", RestartBudget)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise ConfigError(f"PoolPolicy.{name} must be a {kind.__name__}, got {value!r}")
+
+    def _check_times(self) -> None:
         for name in ("start_s", "weights_s", "hang_stopped_s", "hang_busy_s"):
             if not (value := getattr(self, name)) > 0:
                 raise ConfigError(f"PoolPolicy.{name} must be more than 0 seconds, got {value!r}")
         if not self.drain_s >= 0:
             raise ConfigError(f"PoolPolicy.drain_s must be 0 seconds or more, got {self.drain_s!r}")
-        if not isinstance(self.replace, RestartBudget):
-            raise ConfigError(f"PoolPolicy.replace must be a RestartBudget, got {self.replace!r}")
         if self.hang_stopped_s > self.hang_busy_s:
             raise ConfigError("PoolPolicy needs hang_stopped_s <= hang_busy_s")

@@ -56,7 +56,7 @@ class Either(Synchronous):
 def test_a_synchronous_engine_is_refused_before_one_starts():
     """It takes a minute to start; what to write instead is said at once, where the recipe says so plainly."""
     with pytest.raises(ConfigError, match="let build_engine return AsyncLLM"):
-        RayActors(Synchronous, (), {}, {})
+        RayActors(Synchronous, (), {}, {}, rayguard.PoolPolicy())
     _refuse_arguments(Either, (), {})
 
 

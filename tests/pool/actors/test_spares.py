@@ -4,6 +4,7 @@ import pytest
 
 import rayguard
 from rayguard.pool.actors.spares import Spares, with_imports
+from rayguard.preloading.runtime_env import preloads_later
 
 
 class Clock:
@@ -59,13 +60,36 @@ def test_without_spares_nothing_is_asked_for(clock):
     assert Spares(0, clock=clock).missing("node", age_s=9.0) == 0
 
 
+OPTIONS = {"num_gpus": 1, "runtime_env": {"env_vars": {"MINE": "1"}}}
+
+
 def test_actors_with_spares_begin_with_vllm_imported():
-    """Unless the user has said how their Python is started."""
-    chosen = with_imports({"num_gpus": 1, "runtime_env": {"env_vars": {"MINE": "1"}}})
-    assert chosen["runtime_env"]["env_vars"] == {"MINE": "1"}
+    chosen = with_imports(OPTIONS, {}, spares=1)
     assert chosen["runtime_env"] == rayguard.preloaded("vllm", runtime_env={"env_vars": {"MINE": "1"}})
-    own = {"runtime_env": {"py_executable": "python3"}}
-    assert with_imports(own) == own
+    assert chosen["num_gpus"] == 1
+
+
+def test_without_spares_next_lives_do():
+    chosen = with_imports(OPTIONS, {}, spares=0)
+    assert chosen["runtime_env"]["env_vars"] == {"MINE": "1"}
+    assert preloads_later(chosen["runtime_env"]["py_executable"])
+    assert not preloads_later(rayguard.preloaded("vllm")["py_executable"])
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+@pytest.mark.parametrize(
+    "another", [{"py_executable": "python3"}, {"pip": ["torch"]}, {"uv": ["torch"]}, {"_nsight": "default"}]
+)
+def test_users_who_say_how_their_python_is_started_keep_it(another, spares):
+    """For the actors, or around all that the job or the owner starts."""
+    own = {"runtime_env": dict(another)}
+    assert with_imports(own, {}, spares=spares) == own
+    assert with_imports({}, another, spares=spares) == {}
+
+
+def test_whether_next_lives_are_forked_is_yes_or_no():
+    with pytest.raises(rayguard.errors.ConfigError, match=r"PoolPolicy\.preload must be a bool, got 1"):
+        rayguard.PoolPolicy(preload=1)
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "1"])
