@@ -56,11 +56,11 @@ class WorkerOrder:
         os.environ.update(self.variables)
 
 
-def door_of(modules: Sequence[str]) -> str:
-    """Return where a process with ``modules`` listens that has these variables, but for a worker's own."""
+def door_of(modules: Sequence[str], program: str) -> str:
+    """Return where ``program`` with ``modules`` listens that has these variables, but for a worker's own."""
     where = os.readlink("/proc/self/ns/pid"), os.environ[RAYLET], os.getcwd()  # noqa: PTH109, PTH115 - pathlib is slow to import
     variables = {name: value for name, value in os.environ.items() if name not in _OWN}
-    seen = [os.getuid(), *where, list(modules), sorted(variables.items())]
+    seen = [program, os.getuid(), *where, list(modules), sorted(variables.items())]
     return f"{_NO_FILE}rayguard-preloaded-{hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:32]}"
 
 

@@ -81,6 +81,11 @@ def preloaded_later(module: str, runtime_env: Mapping[str, object]) -> dict[str,
     return {**runtime_env, "py_executable": starting(python, [module], _LATER)}
 
 
+def python_of(py_executable: str) -> str:
+    """Return the Python that this starts workers with, when it is of this module; else all of it."""
+    return py_executable.partition(" -c 'import os, sys\ntry:\n    from rayguard.preloading.start")[0]
+
+
 def preloads_later(py_executable: str) -> bool:
     """Say whether that is of ``preloaded_later``."""
     return _START.format(_LATER) in py_executable

@@ -17,6 +17,7 @@ from rayguard.preloading import order
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_AT_ONCE, _LATER = "server", "later"
 IMPORTS_S = 30.0  # Ray gives up a worker that has not come in 60 s
 
 
@@ -30,9 +31,8 @@ def main_later(modules: Sequence[str], arguments: Sequence[str]) -> None:
     """Do so without waiting: nothing is imported before a worker says that it has done so (``later``)."""
     forks = False
     with contextlib.suppress(OSError, ValueError, KeyError):  # as Ray would, then
-        door = order.door_of(modules)
-        order.tell_door(door)
-        forks = _asked(door, modules, arguments, time.monotonic() + order.ANSWER_S, "later")
+        order.tell_door(order.door_of(modules, _LATER))
+        forks = _asked(_LATER, modules, arguments, order.ANSWER_S)
     if not forks:
         _become(arguments)
 
@@ -44,17 +44,18 @@ def _become(arguments: Sequence[str]) -> None:
 def forked(modules: Sequence[str], arguments: Sequence[str], *, wait_s: float = IMPORTS_S) -> bool:
     """Have a worker forked; False where that cannot be. Waits ``wait_s`` for the imports."""
     with contextlib.suppress(OSError, ValueError, KeyError):  # as Ray would, then
-        return _asked(order.door_of(modules), modules, arguments, time.monotonic() + wait_s, "server")
+        return _asked(_AT_ONCE, modules, arguments, wait_s)
     return False
 
 
-def _asked(door: str, modules: Sequence[str], arguments: Sequence[str], until: float, program: str) -> bool:
-    """Have a worker forked by who listens at ``door``; where nobody does, ``program`` of here is started."""
+def _asked(program: str, modules: Sequence[str], arguments: Sequence[str], wait_s: float) -> bool:
+    """Have a worker forked by ``program`` of this package, which is started where nobody listens."""
+    door, until = order.door_of(modules, program), time.monotonic() + wait_s
     while time.monotonic() < until:
         with socket.socket(socket.AF_UNIX) as asked:
             if _reached(asked, door):
                 return _ordered(asked, arguments, until)
-            _start(door, modules, arguments, program)
+            _start(program, door, modules, arguments)
     return False
 
 
@@ -81,7 +82,7 @@ def _ordered(asked: socket.socket, arguments: Sequence[str], until: float) -> bo
     return True
 
 
-def _start(door: str, modules: Sequence[str], arguments: Sequence[str], program: str) -> None:
+def _start(program: str, door: str, modules: Sequence[str], arguments: Sequence[str]) -> None:
     """Start the process that forks, unless another worker was first."""
     from rayguard.preloading.sibling import sibling  # noqa: PLC0415 - once on a node
 

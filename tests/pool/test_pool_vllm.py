@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import rayguard
@@ -40,12 +42,17 @@ class Rollout(rayguard.RolloutMixin):
     """All that a user writes."""
 
     def __init__(self, model: str, current: str):
+        self.begun_with_vllm = "vllm" in sys.modules
         self.model, self.current, self.born = model, Path(current), time.monotonic()
         self.start_engine(weights=self.weights)
 
     def weights(self):
         version = self.current.read_text()
         return rayguard.Weights(version, path=str(self.current.parent / version / "model.safetensors"))
+
+    def begun(self):
+        """Whether its process had vLLM before it was made; who its parent is."""
+        return self.begun_with_vllm, os.getppid()
 
     def age(self):
         """Seconds."""
@@ -184,6 +191,28 @@ def test_an_actor_that_is_frozen_is_replaced(pool):
     batch = strike.batch()
     assert said(batch) == wanted
     assert pool.wait_ready(timeout_s=300) == 2
+
+
+def test_an_actor_that_comes_again_need_not_import_vllm(pool):
+    """A process of its node has, beside, since an engine serves: the next life of any actor is forked from it."""
+    import ray
+
+    pool.wait_ready(timeout_s=300)
+    _, raylet = ray.get(pool.handles["rollout-0"].begun.remote(), timeout=150)
+    until = time.monotonic() + 300
+    while sorted(_for_workers(raylet)) != ["rayguard: forks Ray's workers"]:
+        assert time.monotonic() < until, "who listens goes when the other one can fork"
+        threading.Event().wait(0.1)
+    os.kill(pool.status()["engines"]["rollout-0"]["pid"], signal.SIGKILL)
+    assert pool.generate(PROMPTS, SAMPLING)
+    pool.wait_ready(timeout_s=300)
+    assert ray.get(pool.handles["rollout-0"].begun.remote(), timeout=150) == (True, raylet)
+
+
+def _for_workers(raylet):
+    """Return what listens for a raylet's workers, or forks them."""
+    titles = [" ".join(child.cmdline()) for child in psutil.Process(raylet).children()]
+    return [one.strip() for one in titles if "rayguard.preloading" in one or "forks Ray's" in one]
 
 
 def test_an_actor_whose_memory_runs_out_is_replaced_by_its_pool(pool):

@@ -181,8 +181,8 @@ def door(monkeypatch):
     """A door at which a worker of this process's would ask."""
     monkeypatch.setenv(order.RAYLET, str(os.getppid()))
     monkeypatch.delenv(order.DOOR, raising=False)
-    name = order.door_of(["colorsys"])
-    monkeypatch.setattr(order, "door_of", lambda _: name)  # pytest changes a variable all the time
+    name = order.door_of(["colorsys"], "server")
+    monkeypatch.setattr(order, "door_of", lambda *_: name)  # pytest changes a variable all the time
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(name)
         listener.listen(8)

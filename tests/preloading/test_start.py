@@ -116,8 +116,8 @@ def test_workers_are_forked_from_one_process_that_has_what_they_need(tmp_path, m
 def door(monkeypatch):
     """A door at which a worker of this process's would ask."""
     monkeypatch.setenv(order.RAYLET, str(os.getppid()))
-    name = order.door_of(["colorsys"])
-    monkeypatch.setattr(order, "door_of", lambda _: name)  # pytest changes a variable all the time
+    name = order.door_of(["colorsys"], "server")
+    monkeypatch.setattr(order, "door_of", lambda *_: name)  # pytest changes a variable all the time
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(name)
         listener.listen(1)

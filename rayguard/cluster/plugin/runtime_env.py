@@ -26,7 +26,7 @@ from rayguard.cluster.plugin.worker_hook import (
 )
 from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
-from rayguard.preloading.runtime_env import preloads_later, starting
+from rayguard.preloading.runtime_env import preloads_later, python_of, starting
 from rayguard.ray_internals.runtime_env_plugin import plugin
 from rayguard.ray_internals.worker_startup import can_run
 
@@ -139,12 +139,12 @@ def _place(context: Context) -> tuple[str, str]:
 
 
 async def _loads(context: Context) -> bool:
-    """Try it out; ``py_executable`` is a piece of shell, as it is to Ray."""
+    """Try it out; ``py_executable`` is a piece of shell, as it is to Ray. Nothing that forks is started."""
     environment = {**os.environ, **context.env_vars}
     trial = await asyncio.create_subprocess_exec(
         "bash",
         "-c",
-        f"exec {context.py_executable} -c '{_TRIAL}'",
+        f"exec {python_of(context.py_executable)} -c '{_TRIAL}'",
         env=environment,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,

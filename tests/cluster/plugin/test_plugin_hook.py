@@ -11,6 +11,7 @@ import time
 import traceback
 import types
 from importlib.util import spec_from_file_location
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +35,7 @@ from rayguard.cluster.plugin.config import asked
 from rayguard.cluster.plugin.runtime_env import RayguardPlugin, variables
 from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
-from rayguard.preloading.runtime_env import starting
+from rayguard.preloading.runtime_env import preloaded, preloaded_later, python_of, starting
 from rayguard.ray_internals import actor_creation, worker_startup
 from rayguard.recovery import journal
 from rayguard.recovery.incident import incident_of
@@ -128,6 +129,27 @@ def test_workers_that_preload_are_started_by_what_has_them_forked():
     context = Context()
     started(context, {})
     assert context.py_executable == sys.executable
+
+
+def test_what_a_job_wants_preloaded_goes_before_what_a_pool_preloads_by_itself():
+    """From the first life on; where the job wants nothing, the pool's way is left alone."""
+    of_a_pool = str(preloaded_later("vllm", {})["py_executable"])
+    context = Context(of_a_pool)
+    started(context, {"preload": ["torch"]})
+    assert context.py_executable == starting(sys.executable, ["torch"])
+    context = Context(of_a_pool)
+    assert worker_hook.PLUGIN in started(context, {}), "its Python has rayguard"
+    assert context.py_executable == of_a_pool
+
+
+@pytest.mark.parametrize("made", [preloaded("torch"), preloaded_later("torch", {})])
+def test_what_has_workers_forked_is_not_started_to_see_whether_its_python_has_rayguard(made):
+    """It would listen for workers that never come, and import."""
+    python = python_of(str(made["py_executable"]))
+    found = subprocess.run(["bash", "-c", f"echo {python}"], capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()).samefile(sys.executable)
+    assert "preloading" not in python
+    assert python_of("python3 -S") == "python3 -S"
 
 
 @pytest.mark.parametrize("step", ["_asked", "_place", "variables"])
