@@ -11,7 +11,7 @@ from rayguard.preloading.later import Wanted, files
 
 
 def ask(module: str) -> bool:
-    """Say that this worker has imported ``module``; return whether somebody who may need that has heard.
+    """Say that this worker has imported ``module``; return whether somebody who forks, or will, has heard.
 
     Blocks while who listens is busy, a few milliseconds. Raises ``OSError``.
     """
@@ -21,7 +21,7 @@ def ask(module: str) -> bool:
     with socket.socket(socket.AF_UNIX) as asked:
         asked.settimeout(order.ANSWER_S)
         asked.connect(door)
-        if not order.same_user(asked) or asked.recv(1) != order.NOT_YET:
+        if not order.same_user(asked) or asked.recv(1) not in {order.NOT_YET, order.READY}:
             return False
         asked.sendall(Wanted(os.environ, files()).to_send())
         return True

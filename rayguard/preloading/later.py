@@ -10,6 +10,7 @@ or made with other values of environment variables.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -25,6 +26,8 @@ from rayguard.preloading.sibling import sibling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from rayguard.engine.prefork.variables import ImportedWith
 
 _IDLE_S = 60.0
 _LOOK_S = 5.0
@@ -43,26 +46,26 @@ class Wanted:
     @classmethod
     def read(cls, said: bytes) -> Wanted:
         """Read what ``to_send`` wrote; raises ``ValueError``."""
-        match json.loads(said):
+        match json.loads(said.removeprefix(order.IMPORTED)):
             case [dict(variables), dict(files)]:
                 return cls(variables, files)
         raise ValueError("not what a worker says")
 
     def to_send(self) -> bytes:
         """Return it as a line."""
-        return json.dumps([dict(self.variables), dict(self.files)]).encode() + b"\n"
+        return order.IMPORTED + json.dumps([dict(self.variables), dict(self.files)]).encode() + b"\n"
 
 
 @dataclass(slots=True)
 class Door:
-    """Answers until somebody takes it. ``importing``: how to talk to who will; none is tried twice."""
+    """Answers until somebody takes it. ``importing``: how to talk to who will; it is tried once."""
 
     door: socket.socket
     raylet: int  # a pidfd, as those of workers
     workers: dict[int, int] = field(default_factory=dict)  # by pid
     importing: socket.socket | None = None
     importer: int = 0
-    tried: bool = False
+    heard: list[Wanted] = field(default_factory=list)  # of others, since one began to import
     needed: float = field(default_factory=time.monotonic)
 
     def keep(self) -> tuple[Wanted, socket.socket] | None:
@@ -78,7 +81,7 @@ class Door:
                 self.needed = time.monotonic()
                 with contextlib.suppress(OSError, ValueError):  # who asked is gone, or is nobody of ours
                     wanted = self._asked()
-                    if wanted is not None and not self.tried and (mine := self._begun()) is not None:
+                    if wanted is not None and (mine := self._begun(wanted)) is not None:
                         return wanted, mine
         if self.importer:
             os.kill(self.importer, signal.SIGKILL)
@@ -115,9 +118,11 @@ class Door:
             said = order.line(asked)
         return Wanted.read(said) if said else None
 
-    def _begun(self) -> socket.socket | None:
-        """Begin the process that imports; in it, return how to talk to this one."""
-        self.tried = True
+    def _begun(self, wanted: Wanted) -> socket.socket | None:
+        """Begin the process that imports, once; in it, return how to talk to this one."""
+        self.heard.append(wanted)
+        if len(self.heard) > 1:
+            return None
         mine, its = socket.socketpair()
         pid = sibling()
         if pid == 0:
@@ -135,7 +140,8 @@ class Door:
         self.importer = 0
         with self.importing, contextlib.suppress(OSError):
             if self.importing.recv(1) == order.READY:
-                self.importing.sendall(json.dumps([*self.workers]).encode() + b"\n")
+                heard = [[one.variables, one.files] for one in self.heard]
+                self.importing.sendall(json.dumps([[*self.workers], heard]).encode())
                 return True
         self.importing = None
         return False
@@ -148,7 +154,7 @@ def main() -> None:
     try:
         found = Door(door, os.pidfd_open(int(os.environ[order.RAYLET]))).keep()
     except BaseException as error:  # noqa: BLE001 - a worker must never go on as a second one
-        print(f"rayguard: who listens for workers ends: {error!r}", file=sys.stderr, flush=True)  # noqa: T201
+        _say(f"who listens for workers ends: {error!r}")
         os._exit(1)
     if found is None:
         os._exit(0)
@@ -158,44 +164,44 @@ def main() -> None:
 
 def _fork_for(door: socket.socket, names: Sequence[str], wanted: Wanted, keeper: socket.socket) -> None:
     """Import, take the door from ``keeper`` and fork what is asked for; end where that cannot be."""
-    from rayguard.preloading import server  # noqa: PLC0415 - here alone
-
-    try:
-        read: set[str] = set()
-        why = _short_of_memory() or _imported(names, wanted, read)
-        if why:
-            said = f"rayguard: next lives of actors start by themselves: {why}"
-            print(said, file=sys.stderr, flush=True)  # noqa: T201
-            os._exit(0)
-        workers = _taken_from(keeper)
-    except BaseException as error:  # noqa: BLE001 - as above
-        print(f"rayguard: what forks workers ends: {error!r}", file=sys.stderr, flush=True)  # noqa: T201
-        os._exit(1)
-    server.serve(door, read, workers)
-
-
-def _taken_from(keeper: socket.socket) -> list[int]:
-    """Take the door; return the workers that started by themselves, as far as anybody still knows."""
-    with keeper, contextlib.suppress(OSError):  # it is dead: the door is ours
-        keeper.sendall(order.READY)
-        known: list[int] = json.loads(order.line(keeper) or b"[]")
-        return known
-    return []
-
-
-def _imported(names: Sequence[str], wanted: Wanted, read: set[str]) -> str:
-    """Import what workers need; return why they cannot be forked, or an empty string."""
     from rayguard.engine.prefork.variables import ImportedWith  # noqa: PLC0415 - not in who listens
     from rayguard.preloading import server  # noqa: PLC0415 - likewise
 
-    before = dict(os.environ)
-    if why := server.prepare(names, read, at_leisure=True):
-        return why
-    here = files()
+    try:
+        read, before = set[str](), dict(os.environ)
+        why = _short_of_memory() or server.prepare(names, read, at_leisure=True)
+        imported = ImportedWith(os.getpid(), before, dict(os.environ), read - order.OF_A_RANK)
+        differs = functools.partial(_differs, imported, files())
+        if why := why or differs(wanted):
+            _say(f"next lives of actors start by themselves: {why}")
+            os._exit(0)
+        workers, heard = _taken_from(keeper)
+        if why := next(filter(None, map(differs, heard)), ""):
+            _say(f"next lives of actors start by themselves: {why}")
+    except BaseException as error:  # noqa: BLE001 - as above
+        _say(f"what forks workers ends: {error!r}")
+        os._exit(1)
+    server.serve(door, read, workers, lambda said: differs(Wanted.read(said)), unfit=bool(why))
+
+
+def _say(what: str) -> None:
+    print(f"rayguard: {what}", file=sys.stderr, flush=True)  # noqa: T201 - into the log of the raylet
+
+
+def _taken_from(keeper: socket.socket) -> tuple[list[int], list[Wanted]]:
+    """Take the door; return which workers started by themselves and what they said, as far as it is known."""
+    with keeper, contextlib.suppress(OSError, ValueError):  # it is dead: the door is ours
+        keeper.sendall(order.READY)
+        workers, heard = json.loads(b"".join(iter(functools.partial(keeper.recv, 1 << 16), b"")))
+        return workers, [Wanted(*one) for one in heard]
+    return [], []
+
+
+def _differs(imported: ImportedWith, here: Mapping[str, str], wanted: Wanted) -> str:
+    """Return what an actor has imported otherwise than this process, or an empty string."""
     others = [name for name in here.keys() & wanted.files.keys() if here[name] != wanted.files[name]]
     if others:
         return f"an actor has its {others[0]} from {wanted.files[others[0]]}, others from {here[others[0]]}"
-    imported = ImportedWith(os.getpid(), before, dict(os.environ), read - order.OF_A_RANK)
     if changed := imported.differs(wanted.variables):
         return f"{', '.join(changed)} changed in an actor before its imports"
     return ""

@@ -30,6 +30,7 @@ OF_A_RANK = frozenset(
 _OWN = OF_A_RANK | {JOB, DOOR}
 READY, REFUSED, FORKED, GO = b"r", b"x", b"f", b"g"
 NOT_YET = b"n"
+IMPORTED = b"i"  # begins what a worker says of its imports, no order
 ANSWER_S = 15.0  # for a fork, and each word around it; measured: 5 ms
 _MAX_BYTES = 1 << 20
 _NO_FILE = "\0"  # begins the name of a socket without a file; no environment variable can hold it
@@ -114,11 +115,8 @@ def line(asked: socket.socket) -> bytes:
     return said
 
 
-def receive(asked: socket.socket) -> WorkerOrder | None:
-    """Return what is ordered; None where who asked is gone, or has given up."""
-    said = line(asked)
-    if not said:
-        return None
+def read(said: bytes) -> WorkerOrder:
+    """Return what is ordered; raises ``ValueError``."""
     own, arguments, leads, score = json.loads(said)
     variables = {str(name): str(value) for name, value in own.items() if name in _OWN}
     return WorkerOrder(variables, [str(one) for one in arguments], bool(leads), str(score))

@@ -58,15 +58,20 @@ class ForkServer:
         *,
         unfit: bool,
         read: AbstractSet[str] = frozenset(),
-        workers: Iterable[int] | None = None,
+        workers: Iterable[int] = (),
+        differs: Callable[[bytes], str] | None = None,
     ) -> None:
-        """``workers``: those that started by themselves before. It then forks no more where forks fail."""
-        self._door, self._unfit, self._read = door, unfit, read
+        """Begin; it is not started twice.
+
+        ``workers``: those that started by themselves before. ``differs``: what of its imports is not as an
+        actor says that its own are (``later.Wanted``). It forks no more then, nor where its forks fail.
+        """
+        self._door, self._unfit, self._read, self._differs = door, unfit, read, differs
         self._raylet = os.pidfd_open(int(os.environ[order.RAYLET]))
         self._workers: list[int] = []  # pidfds
         self._began: dict[int, float] = {}  # when, by pidfd: of those that it forked
-        self._failed, self._doubted = 0, workers is not None
-        for pid in workers or ():
+        self._failed = 0
+        for pid in workers:
             with contextlib.suppress(ProcessLookupError):
                 self._workers.append(os.pidfd_open(pid))
         self._needed = time.monotonic()
@@ -93,13 +98,16 @@ class ForkServer:
 
     def _judge(self, dead: int) -> None:
         """Let workers start by themselves where forked ones end at once, again and again."""
-        if (began := self._began.pop(dead, None)) is None or not self._doubted:
+        if (began := self._began.pop(dead, None)) is None or self._differs is None:
             return
         self._failed = self._failed + 1 if time.monotonic() - began < _TOO_SOON_S else 0
-        if self._failed >= _FAILURES and not self._unfit:
+        if self._failed >= _FAILURES:
+            self._fork_no_more(f"{_FAILURES} forked ones ended within seconds")
+
+    def _fork_no_more(self, why: str) -> None:
+        if not self._unfit:
             self._unfit = True
-            said = f"rayguard: workers are started one by one: {_FAILURES} forked ones ended within seconds"
-            print(said, file=sys.stderr, flush=True)  # noqa: T201
+            print(f"rayguard: workers are started one by one: {why}", file=sys.stderr, flush=True)  # noqa: T201
 
     def asked(self) -> order.WorkerOrder | None:
         """Answer one who asks; return in the worker what it is to be. Raises ``OSError``, ``ValueError``."""
@@ -109,7 +117,7 @@ class ForkServer:
             if not order.same_user(asked):
                 return None
             asked.sendall(order.REFUSED if self._unfit else order.READY)
-            ordered = None if self._unfit else order.receive(asked)
+            ordered = None if self._unfit else self._ordered(order.line(asked))
             if ordered is None:
                 return None
             if ordered.differs_in(self._read):  # what was made of it holds for another rank
@@ -130,6 +138,14 @@ class ForkServer:
             if told != order.GO:
                 os._exit(0)  # who asked has given up: it starts the worker itself
             return ordered
+
+    def _ordered(self, said: bytes) -> order.WorkerOrder | None:
+        """Return what is ordered; hear what an actor has imported."""
+        if self._differs is not None and said.startswith(order.IMPORTED):
+            if why := self._differs(said):
+                self._fork_no_more(why)
+            return None
+        return order.read(said) if said else None
 
     def _close(self) -> None:
         """Put down in a worker what is the server's."""
@@ -220,13 +236,14 @@ def main() -> None:
 def serve(
     door: socket.socket,
     read: AbstractSet[str],
-    workers: Iterable[int] | None = None,
+    workers: Iterable[int] = (),
+    differs: Callable[[bytes], str] | None = None,
     *,
     unfit: bool = False,
 ) -> None:
     """Fork what is asked for, until nobody needs it. Returns only in a worker, that is over."""
     try:
-        ordered = ForkServer(door, unfit=unfit, read=read, workers=workers).serve()
+        ordered = ForkServer(door, unfit=unfit, read=read, workers=workers, differs=differs).serve()
     except BaseException as error:  # noqa: BLE001 - a worker must never go on as a second server
         print(f"rayguard: what forks workers ends: {error!r}", file=sys.stderr, flush=True)  # noqa: T201
         os._exit(1)

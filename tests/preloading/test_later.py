@@ -138,8 +138,7 @@ def test_workers_are_forked_once_one_of_them_has_the_module(node):
     wait_for(lambda: len(here.listening()) == 1, "who listened is gone")
     for number in (2, 3):
         found = here.begin(number)
-        assert (found["begun_with"], found["idle"]) == (True, False)
-        assert found["heard"] is False, "it has been imported already"
+        assert (found["heard"], found["begun_with"], found["idle"]) == (True, True, False)
         assert found["job"] == f"0{number}000000"
         assert found["parent"] == here.raylet.pid == first["parent"]
 
@@ -264,7 +263,7 @@ def test_nothing_is_imported_where_memory_is_short(monkeypatch):
 @pytest.mark.parametrize(("lived_s", "forks"), [(0.1, False), (60.0, True)])
 def test_forks_that_end_at_once_are_no_more_made(door, lived_s, forks):
     """Workers start by themselves then, as they would have without."""
-    server = ForkServer(door, unfit=False, workers=[])
+    server = ForkServer(door, unfit=False, differs=lambda _: "")
     for _ in range(2):
         with subprocess.Popen(["true"]) as ended:
             pidfd = os.pidfd_open(ended.pid)
@@ -272,6 +271,29 @@ def test_forks_that_end_at_once_are_no_more_made(door, lived_s, forks):
         server._judge(pidfd)
         os.close(pidfd)
     assert server._unfit is not forks
+
+
+@pytest.mark.parametrize("moment", ["while it is imported", "when others are forked"])
+def test_another_actor_with_other_imports_is_not_forked_from_those(node, tmp_path, moment):
+    """Of another class, say, of which one sets a variable: the node has one process for both."""
+    (tmp_path / "changed.py").write_text(
+        "import os, threading\nIT = os.environ.get('READ_AT_IMPORT')\nthreading.Event().wait(2)\n"
+    )
+    here = node("changed", variables="{'READ_AT_IMPORT': 'yes'} if sys.argv[1] == '2' else {}")
+    here.begin(1)
+    if moment == "when others are forked":
+        wait_for(
+            lambda: (
+                any("forks Ray" in one for one in running_in(here.folder).values())
+                and len(here.listening()) == 1
+            ),
+            "nobody forks",
+        )
+    second = here.begin(2)
+    assert (second["heard"], second["begun_with"]) == (True, moment == "when others are forked")
+    if moment == "while it is imported":
+        wait_for(lambda: len(here.listening()) == 1, "who listened is gone")
+    assert here.begin(3)["begun_with"] is False
 
 
 def test_a_message_is_read_as_it_was_written():
