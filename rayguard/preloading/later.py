@@ -65,7 +65,7 @@ class Door:
     workers: dict[int, int] = field(default_factory=dict)  # by pid
     importing: socket.socket | None = None
     importer: int = 0
-    heard: list[Wanted] = field(default_factory=list)  # of others, since one began to import
+    heard: list[Wanted] = field(default_factory=list)  # what workers said, for who imports
     needed: float = field(default_factory=time.monotonic)
 
     def keep(self) -> tuple[Wanted, socket.socket] | None:
@@ -89,11 +89,8 @@ class Door:
 
     def _ready(self) -> set[int]:
         talk = [] if self.importing is None else [self.importing.fileno()]
-        return set(
-            select.select([self.door.fileno(), self.raylet, *talk, *self.workers.values()], [], [], _LOOK_S)[
-                0
-            ]
-        )
+        watched = [self.door.fileno(), self.raylet, *talk, *self.workers.values()]
+        return set(select.select(watched, [], [], _LOOK_S)[0])
 
     def _forget(self, ready: set[int]) -> None:
         for pid, pidfd in [*self.workers.items()]:
@@ -120,8 +117,10 @@ class Door:
 
     def _begun(self, wanted: Wanted) -> socket.socket | None:
         """Begin the process that imports, once; in it, return how to talk to this one."""
-        self.heard.append(wanted)
-        if len(self.heard) > 1:
+        first = not self.heard
+        if first or self.importing is not None:  # else it was given up: nobody is to know
+            self.heard.append(wanted)
+        if not first:
             return None
         mine, its = socket.socketpair()
         pid = sibling()

@@ -252,6 +252,19 @@ def test_who_says_nothing_that_can_be_read_is_passed_over(door, monkeypatch):
         assert keeper.keep() is None
 
 
+def test_who_listens_keeps_nothing_for_an_import_that_was_given_up(door, monkeypatch):
+    """Actors say it again with each hello of a pool's."""
+    monkeypatch.setattr(later, "sibling", lambda: 1 << 30)  # forked, as far as it knows
+    keeper, wanted = keeper_of(door), Wanted({}, {})
+    for _ in range(3):
+        assert keeper._begun(wanted) is None
+    assert len(keeper.heard) == 3, "they are compared when it has imported"
+    keeper.importing.close()
+    keeper.importing = None
+    keeper._begun(wanted)
+    assert len(keeper.heard) == 3
+
+
 def test_nothing_is_imported_where_memory_is_short(monkeypatch):
     """Half a gigabyte more might be what a job dies of."""
     monkeypatch.setattr(later, "_NEEDS", 1 << 60)
