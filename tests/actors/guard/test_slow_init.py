@@ -8,6 +8,7 @@ import pytest
 
 from rayguard.actors.guard import restarts, slow_init, wrappers
 from rayguard.cluster.plugin import pending_calls
+from rayguard.faults.catalog import default_catalog
 from rayguard.process.flight import recorder
 from rayguard.ray_internals import worker
 
@@ -61,6 +62,7 @@ def init_of(request, monkeypatch):
 def told(monkeypatch):
     """What was told, and the moment of it."""
     lines, moment = [], threading.Event()
+    default_catalog()  # read once in a process, as the first of its inits raises; it takes longer than these may
 
     def note(line):
         lines.append(line)

@@ -467,6 +467,7 @@ def test_an_answer_that_no_state_has_is_not_forgotten_in_silence(twice, tmp_path
     """It ended beside a call that died, so no state could be kept; bare, the actor is dead."""
 
     def dies(self, path):
+        Path(f"{path}-waits").touch()
         until(lambda: Path(path).exists())
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -475,6 +476,7 @@ def test_an_answer_that_no_state_has_is_not_forgotten_in_silence(twice, tmp_path
     assert get(actor.step.remote()) == 1
     mark = tmp_path / "go"
     dying = actor.dies.remote(str(mark))
+    until(Path(f"{mark}-waits").exists)  # a step that ends before it has begun is kept
     until(lambda: get(actor.step.remote()) >= 3)
     mark.touch()
     assert seen(dying) == ("lost" if twice else "ActorDiedError")
