@@ -83,7 +83,7 @@ def preloaded_later(module: str, runtime_env: Mapping[str, object]) -> dict[str,
 
 def python_of(py_executable: str) -> str:
     """Return the Python that this starts workers with, when it is of this module; else all of it."""
-    return py_executable.partition(" -c 'import os, sys\ntry:\n    from rayguard.preloading.start")[0]
+    return py_executable.partition(f" -c '{_START.partition(' import {0}')[0]}")[0]
 
 
 def preloads_later(py_executable: str) -> bool:

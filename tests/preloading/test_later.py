@@ -20,6 +20,7 @@ from rayguard.preloading import ask, later, order, start
 from rayguard.preloading.later import Door, Wanted
 from rayguard.preloading.runtime_env import preloaded_later
 from rayguard.preloading.server import ForkServer
+from tests.preloading.conftest import running_in
 
 WAIT_S = 60  # for a busy machine: a deadline, no measure
 # Starts workers one after the other as a raylet does, and makes the next one when there is a file of that name.
@@ -65,16 +66,6 @@ def wait_for(what, why):
     while not (found := what()):
         assert time.monotonic() < until, why
         threading.Event().wait(0.02)
-    return found
-
-
-def running_in(folder):
-    """Return the processes whose working directory that is, and what they were started as."""
-    found = {}
-    for one in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if (one / "cwd").readlink() == folder:
-                found[int(one.name)] = (one / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
 
 
@@ -173,19 +164,6 @@ def test_the_death_of_who_listens_or_imports_ends_nothing(node, tmp_path, killed
     both = wait_for(lambda: len(here.listening()) == 2 and sorted(here.listening()), "nobody imports")
     os.kill(both[0 if killed == "keeper" else 1], signal.SIGKILL)
     assert here.begin(2)["begun_with"] is (killed == "keeper")
-
-
-@pytest.fixture
-def door(monkeypatch):
-    """A door at which a worker of this process's would ask."""
-    monkeypatch.setenv(order.RAYLET, str(os.getppid()))
-    monkeypatch.delenv(order.DOOR, raising=False)
-    name = order.door_of(["colorsys"], "server")
-    monkeypatch.setattr(order, "door_of", lambda *_: name)  # pytest changes a variable all the time
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(name)
-        listener.listen(8)
-        yield listener
 
 
 def keeper_of(door):

@@ -17,6 +17,7 @@ import pytest
 import rayguard
 from rayguard.preloading import order, start
 from rayguard.preloading.server import ForkServer
+from tests.preloading.conftest import running_in
 
 WAIT_S = 200  # for a busy machine: a deadline, no measure
 RAYLET = """
@@ -52,15 +53,6 @@ with open("writing", "w") as file:
 os.rename("writing", sys.argv[1])
 """
 THREADED = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-
-
-def running_in(folder):
-    """Return the processes whose working directory that is."""
-    found = []
-    for one in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            found += [one.name] if (one / "cwd").readlink() == folder else []
-    return found
 
 
 @pytest.mark.parametrize(
@@ -110,18 +102,6 @@ def test_workers_are_forked_from_one_process_that_has_what_they_need(tmp_path, m
             "forked": forked,
             "has": forked,
         }
-
-
-@pytest.fixture
-def door(monkeypatch):
-    """A door at which a worker of this process's would ask."""
-    monkeypatch.setenv(order.RAYLET, str(os.getppid()))
-    name = order.door_of(["colorsys"], "server")
-    monkeypatch.setattr(order, "door_of", lambda *_: name)  # pytest changes a variable all the time
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(name)
-        listener.listen(1)
-        yield listener
 
 
 def test_who_forks_and_does_not_answer_is_not_waited_for(door):

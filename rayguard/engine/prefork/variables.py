@@ -6,7 +6,7 @@ What a module has made a constant of, at its import, a fork cannot change. Stand
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ class ImportedWith:
     pid: int
     before: Mapping[str, str]
     after: Mapping[str, str]
-    read: AbstractSet[str] = field(default_factory=frozenset)
+    read: AbstractSet[str]
 
     def differs(self, now: Mapping[str, str]) -> tuple[str, ...]:
         """Return the variables that were looked up and are others in ``now``."""
