@@ -54,13 +54,8 @@ class Rollouts:
     def __init__(
         self, model_dir: str, fuses: Path, weights: Callable[[], object] | None = None, *, engines: int
     ) -> None:
-        # The demo draws a view of its own. A killed actor begins its next life in a worker that waits with
-        # vLLM imported, and goes on with the engine, which waits as well.
-        policy = rayguard.PoolPolicy(progress=False, spares=1)
-        options = {"runtime_env": rayguard.preloaded("vllm")}
-        self.pool = rayguard.RolloutPool(
-            Rollout, model_dir, fuses, weights, engines=engines, options=options, policy=policy
-        )
+        policy = rayguard.PoolPolicy(progress=False)  # the demo draws a view of its own
+        self.pool = rayguard.RolloutPool(Rollout, model_dir, fuses, weights, engines=engines, policy=policy)
         self.names, self.handles = zip(*self.pool.handles.items(), strict=True)
 
     def sample(self, requests: Sequence[Request]) -> list[Future[Any]]:

@@ -216,9 +216,7 @@ def files() -> dict[str, str]:
 def _short_of_memory() -> str:
     from rayguard.memory.probes.node import NodeProbe  # noqa: PLC0415 - not in who listens
 
-    probe = NodeProbe()
-    readings = (probe.read(), probe.own_cgroup())
-    left = min((one.total - one.used for one in readings if one is not None), default=_NEEDS)
+    left = NodeProbe().left(default=_NEEDS)
     return "" if left >= _NEEDS else f"{left >> 20} MiB of memory are left"
 
 

@@ -73,27 +73,15 @@ def refuse_without_room(values: Values, beside: Footprint) -> None:
                     f"Choose it in build_engine so that two engines fit (0.45 where nobody else uses the "
                     f"GPU), or set GuardPolicy(standby='process')"
                 )
-    free, total = _host_memory()
-    kept = int(_KEPT_FREE_RATIO * total)
-    if free - beside.host_bytes < kept:
-        raise ConfigError(
-            f"no room for a standby engine: it would take about {beside.host_bytes / _GIB:.1f} GiB of host "
-            f"memory, as the serving one does; {free / _GIB:.1f} of {total / _GIB:.1f} GiB are free and "
-            f"{kept / _GIB:.1f} GiB are to stay so. Give the actor more memory, or set "
-            f"GuardPolicy(standby='process')"
-        )
-
-
-def _host_memory() -> tuple[int, int]:
-    """Return what is free and what there is, of the machine or of the container, whichever is less."""
-    probe = NodeProbe()
-    found = [memory for memory in (probe.read(), probe.own_cgroup()) if memory is not None]
-    return min(memory.total - memory.used for memory in found), min(memory.total for memory in found)
-
-
-def free_host_memory() -> int:
-    """Return the bytes that are free, of the machine or of the container, whichever is less."""
-    return _host_memory()[0]
+    for limit in NodeProbe().limits():
+        kept = int(_KEPT_FREE_RATIO * limit.total)
+        if limit.left - beside.host_bytes < kept:
+            raise ConfigError(
+                f"no room for a standby engine: it would take about {beside.host_bytes / _GIB:.1f} GiB of "
+                f"host memory, as the serving one does; {limit.left / _GIB:.1f} of {limit.total / _GIB:.1f} "
+                f"GiB are free and {kept / _GIB:.1f} GiB are to stay so. Give the actor more memory, or set "
+                f"GuardPolicy(standby='process')"
+            )
 
 
 def _torch_has_cuda() -> bool:

@@ -13,11 +13,11 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from rayguard.engine.build.footprint import free_host_memory
 from rayguard.engine.weights.layout import misfit
 from rayguard.engine.weights.version import Weights, check
 from rayguard.errors import WeightsError
 from rayguard.harmless import harmless
+from rayguard.memory.probes.node import NodeProbe
 
 if TYPE_CHECKING:
     from rayguard.engine.protocol import Engine
@@ -85,7 +85,7 @@ class PushHistory:
         with harmless("weights"):
             self._layout = weights.names()
             size = len(weights.payload or b"")
-            if size * _SHARE <= free_host_memory():
+            if size * _SHARE <= NodeProbe().left():
                 self._kept = weights
             else:
                 _log.info("rayguard: no room to keep weights %r for a rebuild", weights.version)

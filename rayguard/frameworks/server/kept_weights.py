@@ -126,6 +126,4 @@ def _back(value: object) -> object:
 
 def free_for_copies() -> int:
     """Return how many bytes copies of weights may take: so that a share of all memory stays free."""
-    probe = NodeProbe()
-    found = [one for one in (probe.read(), probe.own_cgroup()) if one is not None]
-    return min((int(one.total * (1 - _LEAST_FREE)) - one.used for one in found), default=0)
+    return min((int(limit.left - limit.total * _LEAST_FREE) for limit in NodeProbe().limits()), default=0)

@@ -101,10 +101,7 @@ def free_bytes() -> int:
 
     found = os.statvfs(SHM)
     free = found.f_bavail * found.f_frsize
-    probe = NodeProbe()
-    for memory in (probe.read(), probe.own_cgroup()):
-        free = free if memory is None else min(free, memory.total - memory.used)
-    return max(0, free)
+    return min(free, NodeProbe().left(default=free))
 
 
 def _prefix() -> str:

@@ -69,6 +69,11 @@ class NodeMemory:
     total: int
     source: str = "machine"
 
+    @property
+    def left(self) -> int:
+        """Bytes that may still be taken."""
+        return self.total - self.used
+
     def with_swap(self, used: int, total: int) -> NodeMemory:
         """Return it with swap counted as memory."""
         return NodeMemory(used=self.used + used, total=self.total + total, source=self.source)
@@ -117,12 +122,23 @@ class NodeProbe:
 
     def own_cgroup(self) -> NodeMemory | None:
         """Return the fullest of the limited cgroups around this process, without the root; None if none."""
-        found = [
+        return max(self._own_limits(), key=lambda memory: memory.used / memory.total, default=None)
+
+    def limits(self) -> tuple[NodeMemory, ...]:
+        """Return all that limits this process: the node as Ray sees it, each limited cgroup around it."""
+        node = self.read()
+        return (*(() if node is None else (node,)), *self._own_limits())
+
+    def left(self, default: int = 0) -> int:
+        """Return how many bytes this process may still take; ``default`` where nothing can be read."""
+        return max(0, min((limit.left for limit in self.limits()), default=default))
+
+    def _own_limits(self) -> list[NodeMemory]:
+        return [
             NodeMemory(used=memory.used, total=memory.total, source=str(directory))
             for directory in self._own_directories()
             if (memory := _group(directory)) is not None
         ]
-        return max(found, key=lambda memory: memory.used / memory.total, default=None)
 
     def oom_kills(self) -> int | None:
         """Return how many processes of this cgroup the kernel has killed for memory; None if unknown.

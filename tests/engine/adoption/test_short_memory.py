@@ -20,5 +20,5 @@ FULL, FREE = NodeMemory(used=96, total=100), NodeMemory(used=50, total=100)
 )
 def test_memory_is_short_where_the_machine_or_a_cgroup_is_full(monkeypatch, machine, own_cgroup, short):
     monkeypatch.setattr(ties.NodeProbe, "read", lambda _: machine)
-    monkeypatch.setattr(ties.NodeProbe, "own_cgroup", lambda _: own_cgroup)
+    monkeypatch.setattr(ties.NodeProbe, "_own_limits", lambda _: [own_cgroup] if own_cgroup else [])
     assert ties._memory_is_short() is short

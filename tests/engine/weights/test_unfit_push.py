@@ -237,7 +237,7 @@ def test_kept_weights_are_used_only_as_they_were_pushed(stage, tmp_path):
 
 def test_the_models_own_weights_do_not_come_back_once_others_served(stage, monkeypatch):
     """Also where no version could be kept."""
-    monkeypatch.setattr(history, "free_host_memory", lambda: 100)
+    monkeypatch.setattr(history.NodeProbe, "left", lambda _: 100)
     one = stage(None)
     one.offer = weights("1")
     assert one.slot.bring_weights() == "1"
@@ -248,7 +248,7 @@ def test_the_models_own_weights_do_not_come_back_once_others_served(stage, monke
 
 def test_no_version_is_kept_that_would_take_the_memory(stage, monkeypatch):
     """An engine that dies then has nothing to serve until a fit version is on offer."""
-    monkeypatch.setattr(history, "free_host_memory", lambda: 100)
+    monkeypatch.setattr(history.NodeProbe, "left", lambda _: 100)
     one = stage(weights("1"))
     one.offer = UNFIT["shape"]()
     one.die()

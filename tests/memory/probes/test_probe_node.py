@@ -142,6 +142,19 @@ def test_the_fullest_limit_around_the_process_is_its_own_cgroup(probe):
     assert own.source.endswith("cgroup/kube")
 
 
+def test_what_a_process_may_still_take_is_what_the_tightest_limit_leaves(probe):
+    """Which is neither the nearest limit nor the fullest one."""
+    here = probe({**NESTED_V2, **version_2("kube/pod/", 3 * GIB, GIB)}, own="0::/kube/pod/ray\n")
+    assert [limit.left for limit in here.limits()[1:]] == [2 * GIB, 5 * GIB]
+    assert here.own_cgroup().left == 5 * GIB
+    assert here.left() == 2 * GIB
+
+
+def test_where_no_limit_can_be_read_the_caller_says_what_is_left(probe):
+    nothing = probe({}, own="", meminfo="")
+    assert (nothing.limits(), nothing.left(), nothing.left(default=7)) == ((), 0, 7)
+
+
 @pytest.mark.parametrize(
     "own", ["", "0::/\n", "0::/not/here\n", "0::/../../outside\n", "9:name=systemd:/\n", "rubbish"]
 )

@@ -177,9 +177,7 @@ def here() -> Ties:
 
 def _memory_is_short() -> bool:
     """Say whether memory is short although the owner is gone: then it is the engine's that is needed."""
-    probe = NodeProbe()
-    readings = (probe.read(), probe.own_cgroup())
-    return any(one is not None and one.used > _SHORT_SHARE * one.total for one in readings)
+    return any(limit.used > _SHORT_SHARE * limit.total for limit in NodeProbe().limits())
 
 
 def maker() -> int | None:
