@@ -118,21 +118,6 @@ def serve_metrics(
         return exporter
 
 
-def serve_as_configured() -> Exporter | None:
-    """Serve where ``RAYGUARD_METRICS_PORT`` and ``RAYGUARD_METRICS_ADDRESS`` say; None when that is off.
-
-    Behind the token of the node's endpoint, where it has one: both listen on the same address.
-
-    Raises:
-        OSError: The file of the token cannot be read.
-        ConfigError: It is empty.
-    """
-    settings = Settings()
-    if settings.metrics_port is None:
-        return None
-    return serve_metrics(settings.metrics_port)
-
-
 def _behind(bearer: Bearer, app: WSGIApplication) -> WSGIApplication:
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if not bearer.may_see(environ):

@@ -63,7 +63,7 @@ def show(core: PoolCore) -> None:
     """Show the pool at the endpoint of its node, if there is one, and at one of its own, if asked for."""
     with harmless("metrics"):
         POOLS.opened(core.tally, lambda: now_of(core))
-        from rayguard.metrics.exporter import serve_as_configured  # noqa: PLC0415 - loads Prometheus
+        from rayguard.metrics.configured import serve_as_configured  # noqa: PLC0415 - loads the settings
 
         serve_as_configured()
     with harmless("numbers"):

@@ -3,6 +3,8 @@
 import logging
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -16,7 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rayguard.errors import ConfigError
 from rayguard.harmless import harmless
 from rayguard.metrics import exporter as exporter_module
-from rayguard.metrics.exporter import TallyCollector, serve_as_configured, serve_metrics
+from rayguard.metrics.configured import serve_as_configured
+from rayguard.metrics.exporter import TallyCollector, serve_metrics
 from rayguard.metrics.instruments.objects import OBJECT_INSTRUMENTS
 from rayguard.metrics.instruments.pool import POOL_INSTRUMENTS
 from rayguard.metrics.instruments.process import INSTRUMENTS
@@ -289,6 +292,21 @@ def test_settings_decide(monkeypatch):
     exporter = serve_as_configured()
     assert exporter is not None
     assert TALLY.metrics_url == exporter.url
+
+
+def test_a_process_without_an_endpoint_does_not_load_prometheus():
+    """It takes half a second of each actor's start, and of the next life of a pool's owner."""
+    code = (
+        "import sys\n"
+        "from rayguard.pool.status import show\n"
+        "from rayguard.metrics.configured import serve_as_configured\n"
+        "print(serve_as_configured(), 'prometheus_client' in sys.modules)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "RAYGUARD_METRICS_PORT"}
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert said.stdout.split() == ["None", "False"]
 
 
 def test_the_token_of_the_node_protects_the_process_too(monkeypatch, tmp_path):

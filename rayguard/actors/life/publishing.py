@@ -40,7 +40,7 @@ def show(life: Incarnation, name: str) -> None:
 
             default_journal()
         with harmless("metrics"):
-            from rayguard.metrics.exporter import serve_as_configured  # noqa: PLC0415
+            from rayguard.metrics.configured import serve_as_configured  # noqa: PLC0415
 
             serve_as_configured()
     show_page(life, name)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rayguard.engine.vllm.interfaces import EngineCoreClient
+    from rayguard.engine.weights.layout import Layout
 
     Answers = Sequence[Mapping[str, object]]
 
@@ -68,10 +69,19 @@ def receipts(answers: Answers) -> list[WeightReceipt]:
     """Return the workers' answers as values."""
     return [
         WeightReceipt(
-            version=str(one["version"]), digest=str(one["digest"]), tensors=int(str(one["tensors"]))
+            version=str(one["version"]),
+            digest=str(one["digest"]),
+            tensors=int(str(one["tensors"])),
+            layout=_layout(one.get("layout")),
         )
         for one in answers
     ]
+
+
+def _layout(said: object) -> Layout:
+    """Return what a worker says of the tensors that it was sent; vLLM's encoding makes lists of tuples."""
+    entries = said.items() if isinstance(said, dict) else ()
+    return {str(name): (str(dtype), tuple(map(int, shape))) for name, (dtype, shape) in entries}
 
 
 @contextlib.contextmanager

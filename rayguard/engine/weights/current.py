@@ -96,7 +96,7 @@ class CurrentWeights:
                 self.changes.lose()
             return
         if had is not None and had.digest and self._proves(engine, had, _IDLE_S):
-            self.proof = had
+            self.proof = self._history.goes_on(had)
         if had is not None and had == last == self.proof and self._replay is None:
             self.pending = False
         elif engine.can_push():

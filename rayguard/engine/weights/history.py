@@ -3,7 +3,8 @@
 One version is kept, the one that was proved last: for an engine that a failed push left half loaded, and for
 one that is rebuilt while the source offers an unfit version. Bytes stay in this process's memory as they were
 pushed (no copy; not where they are more than a quarter of the memory that is left); of a path only its name
-and digest: files that were changed since are not used. It does not outlive the process.
+and digest: files that were changed since are not used. It does not outlive the process. Where the engine
+does, its workers say which tensors they were sent.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rayguard.engine.weights.layout import misfit
@@ -22,6 +24,7 @@ from rayguard.memory.probes.node import NodeProbe
 if TYPE_CHECKING:
     from rayguard.engine.protocol import Engine
     from rayguard.engine.weights.layout import Layout
+    from rayguard.engine.weights.proof import Proof
 
 _log = logging.getLogger("rayguard")
 # What a failed load counts: an engine that died or hung in it may have done so by chance. Two, or three.
@@ -39,6 +42,12 @@ class PushHistory:
         self._last = ""  # the version that was proved last
         self._layout: Layout = {}
         self._failures: OrderedDict[str, tuple[int, str]] = OrderedDict()  # by digest: points, and the last
+
+    def goes_on(self, had: Proof) -> Proof:
+        """Know what an earlier process pushed, as an engine that was taken over says; return its proof."""
+        if not self._layout and had.layout:
+            self._last, self._layout = had.version, had.layout
+        return replace(had, layout={})
 
     def judge(self, wanted: Weights, engine: Engine) -> None:
         """Refuse weights that no engine should get.

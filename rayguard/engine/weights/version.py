@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from rayguard.engine.weights.layout import Layout
+
 
 @explained
 @dataclass(frozen=True, slots=True)
@@ -135,11 +137,15 @@ def check(weights: Weights, *, finite: bool = True) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightReceipt:
-    """What one worker of an engine says that it holds; ``version`` is empty when it does not know."""
+    """What one worker of an engine says that it holds; ``version`` is empty when it does not know.
+
+    ``layout``: the tensors that it was sent, where it remembers.
+    """
 
     version: str
     digest: str
     tensors: int
+    layout: Layout = field(default_factory=dict, compare=False, repr=False)
 
 
 def verify(wanted: Weights, receipts: Sequence[WeightReceipt]) -> None:

@@ -15,6 +15,7 @@ import pytest
 import rayguard
 from rayguard import GuardPolicy
 from rayguard.engine.adoption import lease as leases
+from rayguard.errors import WeightsError
 from rayguard.process.identity import ProcessId
 from rayguard.recovery.incident import Outcome
 from rayguard.testing import tiny_qwen
@@ -131,6 +132,15 @@ def expected(cluster, model, tmp_path_factory):
         end(actor)
 
 
+def without_a_tensor(file, folder):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(file)
+    del tensors[next(name for name in tensors if name.endswith("down_proj.weight"))]
+    folder.mkdir()
+    save_file(tensors, folder / file.name)
+
+
 def made(model, folder, **options):
     """Return an actor whose engine was forked, as nearly all are: where the preload takes too long, one is not."""
     import ray
@@ -232,6 +242,7 @@ def test_an_engine_with_weights_proves_what_it_holds(model, cluster, tmp_path):
     """As after a restart, it serves with what the source says now, pushed or proved to be there."""
     for version, spread in (("1", 0.3), ("2", 0.4)):
         tiny_qwen.build(tmp_path / version, spread=spread)
+    without_a_tensor(tmp_path / "1" / "model.safetensors", tmp_path / "incomplete")
     (tmp_path / "current").write_text("1")
     actor = made(model, tmp_path)
     first = answers(actor)
@@ -239,6 +250,10 @@ def test_an_engine_with_weights_proves_what_it_holds(model, cluster, tmp_path):
     assert get(running) == first
     after = get(actor.status.remote())
     assert (after["pids"], after["weight_version"]) == (before["pids"], "1")
+    (tmp_path / "current").write_text("incomplete")
+    with pytest.raises(WeightsError, match=r"compared with weights '1'.*is missing.*No engine was touched"):
+        get(actor.update.remote())  # which the life before this one pushed
+    assert answers(actor) == first
     (tmp_path / "current").write_text("2")
     os.kill(after["pid"], signal.SIGKILL)
     second = answers(actor)

@@ -12,9 +12,10 @@ from rayguard.engine.context import Surroundings
 from rayguard.engine.supervision.slot import engine_slot
 from rayguard.engine.weights import history
 from rayguard.engine.weights.layout import misfit
+from rayguard.engine.weights.proof import Proof
 from rayguard.errors import WeightsError
 from rayguard.recovery.incident import Outcome
-from rayguard.testing.fakes import FakeLLM
+from rayguard.testing.fakes import FakeEngine, FakeLLM
 
 POLICY = GuardPolicy(
     standby=None,
@@ -161,6 +162,17 @@ def test_an_unfit_version_touches_no_engine_and_the_last_one_serves_on(stage, ho
     assert (one.serves, len(one.built), one.slot.status()["settings"]) == ("1", 2, [])
     one.offer = weights("3")
     assert one.slot.bring_weights() == "3"
+
+
+def test_an_engine_that_was_taken_over_is_held_to_what_an_earlier_process_pushed():
+    """Its workers say what that was: this process has pushed nothing yet."""
+    known = Proof("1", "digest", layout=weights("1").names())
+    later = history.PushHistory()
+    assert later.goes_on(known) == Proof("1", "digest")
+    assert not later.goes_on(known).layout  # which goes no further: a pool asks for proofs
+    with pytest.raises(WeightsError, match=r"compared with weights '1'.*'b' is missing"):
+        later.judge(UNFIT["missing"](), FakeEngine.__new__(FakeEngine))
+    later.judge(weights("3"), FakeEngine.__new__(FakeEngine))
 
 
 def test_a_version_that_fails_to_load_is_undone_and_refused_after_the_second_time(stage):

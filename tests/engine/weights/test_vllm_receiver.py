@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from rayguard.engine.prefork.server import installed
-from rayguard.engine.vllm import receiver
+from rayguard.engine.vllm import receiver, weight_push
 from rayguard.engine.vllm.receiver import NOTHING, Receiver, install_receiver
 from rayguard.engine.weights.version import WeightReceipt, Weights, verify
 from rayguard.errors import WeightsError
@@ -267,6 +267,8 @@ def test_a_push_changes_the_model_to_exactly_the_new_weights(rig, tmp_path, by):
     verify(weights, receipts)
     verify(weights, rig.held())
     assert receipts[0].tensors == len(weights.names())
+    [held] = weight_push.receipts(rig.call("rayguard_weights"))
+    assert held.layout == weights.names()
     assert rig.off_by(new) < rig.tolerance
     assert rig.greedy()[0] != before
 
