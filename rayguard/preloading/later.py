@@ -2,7 +2,7 @@
 
 ``python -m rayguard.preloading.later DOOR MODULES WORKER``, as ``server``. A small process: workers that
 ask it start by themselves at once. When one of them says that it has imported the modules (``ask``), another
-process imports them too, with CPU time that nobody else needs, and takes the door: workers after that are
+process imports them too, at a lower priority, and takes the door: workers after that are
 forked. Not where memory is short, or where that worker has others than a fork would have: from another file,
 or made with other values of environment variables.
 """

@@ -32,6 +32,7 @@ _LOOK_S = 5.0
 _REFUSES = "-"
 _TOO_SOON_S, _FAILURES = 10.0, 2  # a worker that has come to work lives longer, of two in a row one
 _THREAD_ENDS_S = 5.0
+_NICE = 10  # a tenth of a core where all are busy; with SCHED_IDLE an import of 5 s was not done after 30
 # What an actor with an engine of vLLM's imports beside: a third of a second, where a new life takes one.
 _WITH_VLLM = (
     "rayguard.engine.vllm.engine",
@@ -157,8 +158,8 @@ class ForkServer:
 def prepare(names: Sequence[str], read: set[str], *, at_leisure: bool = False) -> str:
     """Import what workers need; return why they cannot be forked, or an empty string.
 
-    The names of the variables that are looked up meanwhile go into ``read``. ``at_leisure``: while no other
-    process needs the CPU.
+    The names of the variables that are looked up meanwhile go into ``read``. ``at_leisure``: at a lower
+    priority than those that serve.
     """
     from rayguard.engine.prefork import preload  # noqa: PLC0415 - not where it refuses
 
@@ -194,11 +195,11 @@ def _import(names: Sequence[str], read: set[str]) -> None:
 
 
 def _at_leisure(imports: Callable[[], None]) -> None:
-    """Import in a thread of the lowest priority, which ends: no thread comes back from that by itself."""
+    """Import in a thread that gives way, and ends: without privileges no thread comes back from that."""
 
     def begin() -> None:
-        with contextlib.suppress(OSError):  # not allowed here: as any other, then
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        with contextlib.suppress(OSError):  # gone further already
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
     with ThreadPoolExecutor(1, initializer=begin) as thread:
         thread.submit(imports).result()

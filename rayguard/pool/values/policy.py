@@ -30,8 +30,8 @@ class PoolPolicy:
     ``replace``: how often each of the pool's engines may be hired anew after its actor is dead for good (a
     pool of 8 may hire 24 within an hour). The first comes at once, the next ones after 1, 4, ... 60 s; past
     that the pool goes on with fewer, and ``resize`` hires anew. 0 restarts: never.
-    ``preload``: once an engine serves, one process on its node imports vLLM as well (460 MB; with CPU time
-    that nobody else needs), and next lives of the pool's actors are forked from it: after a death nobody
+    ``preload``: once an engine serves, one process on its node imports vLLM as well (460 MB; at a lower
+    priority), and next lives of the pool's actors are forked from it: after a death nobody
     waits for that import. Not with a Python of its own in ``runtime_env`` (pip, uv, conda, a container).
     ``spares``: workers of Ray that wait on each node of the pool with vLLM imported and no engine: the next
     life of an actor begins in one. 25 MB each beside what they share; they end with the job.
@@ -40,8 +40,8 @@ class PoolPolicy:
     ``ledger``: where requests with ids of the caller's, their tokens and their answers are kept for the next
     life of the pool's owner. None: in an actor that Ray restarts, a file on its node; elsewhere none. False:
     none. A name or a path: there. After the owner's death the same call with the same ids goes on with it.
-    The rollout actors die with their owner (Ray's rule), so the next life waits for new engines to start;
-    a node that is lost takes the ledger along, and the call begins anew.
+    The rollout actors die with their owner (Ray's rule); those that its next life makes go on with their
+    engines. A node that is lost takes the ledger along, and the call begins anew.
     """
 
     max_weight_lag: int = 0
