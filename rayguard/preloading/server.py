@@ -32,7 +32,9 @@ _LOOK_S = 5.0
 _REFUSES = "-"
 _TOO_SOON_S, _FAILURES = 10.0, 2  # a worker that has come to work lives longer, of two in a row one
 _THREAD_ENDS_S = 5.0
-_NICE = 10  # a tenth of a core where all are busy; with SCHED_IDLE an import of 5 s was not done after 30
+# Than workers, which Ray starts at 15: a quarter of a core where all are busy. With SCHED_IDLE an import of
+# 5 s was not done after 30.
+_NICER, _LAST = 5, 19
 # What an actor with an engine of vLLM's imports beside: a third of a second, where a new life takes one.
 _WITH_VLLM = (
     "rayguard.engine.vllm.engine",
@@ -198,8 +200,7 @@ def _at_leisure(imports: Callable[[], None]) -> None:
     """Import in a thread that gives way, and ends: without privileges no thread comes back from that."""
 
     def begin() -> None:
-        with contextlib.suppress(OSError):  # gone further already
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(_LAST, os.nice(0) + _NICER))
 
     with ThreadPoolExecutor(1, initializer=begin) as thread:
         thread.submit(imports).result()
