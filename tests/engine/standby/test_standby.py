@@ -18,6 +18,7 @@ from rayguard.engine.supervision.slot import engine_slot
 from rayguard.engine.weights.version import Weights
 from rayguard.errors import ConfigError, GaveUpError, WeightsError
 from rayguard.faults.diagnosis import Diagnosis, Kind, Scope
+from rayguard.memory.probes.node import NodeMemory
 from rayguard.recovery.budget import RestartBudget
 from rayguard.recovery.incident import Outcome
 from rayguard.recovery.policy import GuardPolicy
@@ -473,7 +474,8 @@ def test_device_memory_is_measured_where_the_driver_tells(gpu):
 def test_host_memory_is_left_to_the_one_that_serves(made, monkeypatch, caplog):
     """The standby is not even begun, and the reason is in the log."""
     caplog.set_level(logging.WARNING, "rayguard")
-    monkeypatch.setattr(footprint, "_host_memory", lambda: (1 << 20, 1 << 34))
+    full = NodeMemory(used=(1 << 34) - (1 << 20), total=1 << 34)
+    monkeypatch.setattr(footprint.NodeProbe, "limits", lambda _: (full,))
     slot = made()
     wait(lambda: any("no room for a standby engine" in one.getMessage() for one in caplog.records))
     assert [standby for _, standby in slot.built] == [False]
