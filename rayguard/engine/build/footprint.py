@@ -73,15 +73,16 @@ def refuse_without_room(values: Values, beside: Footprint) -> None:
                     f"Choose it in build_engine so that two engines fit (0.45 where nobody else uses the "
                     f"GPU), or set GuardPolicy(standby='process')"
                 )
-    for limit in NodeProbe().limits():
-        kept = int(_KEPT_FREE_RATIO * limit.total)
-        if limit.left - beside.host_bytes < kept:
-            raise ConfigError(
-                f"no room for a standby engine: it would take about {beside.host_bytes / _GIB:.1f} GiB of "
-                f"host memory, as the serving one does; {limit.left / _GIB:.1f} of {limit.total / _GIB:.1f} "
-                f"GiB are free and {kept / _GIB:.1f} GiB are to stay so. Give the actor more memory, or set "
-                f"GuardPolicy(standby='process')"
-            )
+    limits = NodeProbe().limits()
+    free, total = min(limit.left for limit in limits), min(limit.total for limit in limits)
+    kept = int(_KEPT_FREE_RATIO * total)
+    if free - beside.host_bytes < kept:
+        raise ConfigError(
+            f"no room for a standby engine: it would take about {beside.host_bytes / _GIB:.1f} GiB of host "
+            f"memory, as the serving one does; {free / _GIB:.1f} of {total / _GIB:.1f} GiB are free and "
+            f"{kept / _GIB:.1f} GiB are to stay so. Give the actor more memory, or set "
+            f"GuardPolicy(standby='process')"
+        )
 
 
 def _torch_has_cuda() -> bool:
